@@ -1,4 +1,4 @@
-"""Sessions for everything that is run on this project: `nox` alone runs lint and tests, `nox --list` shows all."""
+"""Sessions for all work on this project: `nox` alone runs lint and tests, and `nox --list` shows all sessions."""
 
 import os
 import shutil
@@ -28,28 +28,28 @@ GALLERY = {
 """Runs stored in the gallery, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
 OPTIONAL = ("cluster", "pytest", "tensorboard", "transformers")
-"""The optional parts of the extra `all`."""
-QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packages are never imported
+"""The extras that the extra `all` combines."""
+QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # no bytecode: most modules of the packages are never imported
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 INCONCLUSIVE = 3
-"""Exit code of a run on a machine too busy for verdicts; its report is written all the same."""
+"""Exit code of a run on a machine that is too busy for verdicts; its report is written all the same."""
 ONE_THREAD = {
-    **dict.fromkeys(("CI", "BUILD_NUMBER"), ""),  # else pytest spells out all that differs: hours for a picture
+    **dict.fromkeys(("CI", "BUILD_NUMBER"), ""),  # else pytest prints whole differences: hours for two pictures
     "OMP_NUM_THREADS": "1",  # each core has tests of its own: a second thread would only compete
-    "PYTHONDONTWRITEBYTECODE": "",  # tests start hundreds of processes, which would compile the project once more
+    "PYTHONDONTWRITEBYTECODE": "",  # write bytecode: tests start hundreds of processes, which would all compile it
 }
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install the project in editable mode with its optional parts, and dependency groups."""
+    """Install the project in editable mode with its extra `all`, and these dependency groups."""
     session.install(*QUICKLY, "-e", ".[all]", *nox.project.dependency_groups(GROUPS, *groups))
 
 
 def borrow(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups on top of the packages of the session `tests`: installing torch takes a minute.
+    """Install dependency groups, and use the packages of the session `tests`, since installing torch takes a minute.
 
-    Without that session's environment everything is installed. Programs of borrowed packages are started as modules,
-    `python -m`.
+    If that session has no environment, everything is installed. Programs of packages that are not installed here must
+    be started as modules, `python -m`.
     """
     here = Path(session.virtualenv.location)
     for packages in here.with_name("tests").glob("lib/python*/site-packages"):
@@ -73,7 +73,7 @@ def lint(session: nox.Session) -> None:
     """
     borrow(session, "lint", "test")
     programs = nox.project.dependency_groups(GROUPS, "lint")
-    session.install(*QUICKLY, "--ignore-installed", "--no-deps", *programs)  # borrowed packages have none
+    session.install(*QUICKLY, "--ignore-installed", "--no-deps", *programs)  # borrowed packages have no programs here
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -101,9 +101,10 @@ def tests_long(session: nox.Session) -> None:
 
 @nox.session
 def triton(session: nox.Session) -> None:
-    """Compile Triton kernels for four GPUs and check them in the interpreter; with arguments after -- check them alone.
+    """Compile Triton kernels for four GPUs, and check them in Triton's interpreter; no GPU is needed.
 
-    It needs no GPU. The table of their shared memory, results/gallery/gpu/shared_memory.md, is renewed.
+    It renews the table of shared memory, results/gallery/gpu/shared_memory.md. Arguments after -- go to pytest; then
+    the kernels are only checked.
     """
     borrow(session, "test", "triton")
     if not session.posargs:
@@ -117,7 +118,7 @@ def triton(session: nox.Session) -> None:
 
 @nox.session
 def second(session: nox.Session) -> None:
-    """Build a second device with the C++ compiler, and run everything on it; arguments after -- go to pytest."""
+    """Build a second device for PyTorch with the C++ compiler, and test on it; arguments after -- go to pytest."""
     borrow(session, "test")
     options = session.posargs or [*IN_PARALLEL, "--durations=5"]
     session.run("python", "-m", "pytest", "-m", "not browser", *options, "tests/devices/test_second.py", env=ONE_THREAD)
@@ -125,7 +126,7 @@ def second(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run all tests except those of documents, and require their coverage; tracing slows them down by a third."""
+    """Run all tests except those of documents, and require a coverage of lines; tracing slows tests down by a third."""
     borrow(session, "test")
     session.run("python", "-m", "coverage", "erase")
     everything = [*IN_PARALLEL, "-m", "not browser", "--ignore=tests/test_documents.py"]
@@ -180,7 +181,7 @@ def stranger(session: nox.Session) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     session.run("python", "-m", "build", "--wheel", "--outdir", str(wheels), silent=True)
     (wheel,) = wheels.glob("*.whl")
-    here = Path(session.virtualenv.location)  # next to the session `tests` torch is not installed again
+    here = Path(session.virtualenv.location)  # packages of the session `tests` are used, if it has an environment
     found = here.with_name("tests").glob("lib/python*/site-packages")
     packages = [path for path in found if (here / path.relative_to(here.with_name("tests"))).exists()]
     session.run("python", "-m", "tools.stranger", str(wheel), *(f"--packages={path.resolve()}" for path in packages))
@@ -188,10 +189,10 @@ def stranger(session: nox.Session) -> None:
 
 @nox.session
 def newest(session: nox.Session) -> None:
-    """Run the tests with the newest of everything that has a CPU build, and list it: renew results/gallery/newest.md.
+    """Run the tests with the newest version of each package, and list the versions: renew results/gallery/newest.md.
 
-    constraints.txt holds back torch alone, unless ATTNBENCH_TORCH has a requirement: on Linux newer releases may bring
-    gigabytes for GPUs.
+    Only torch has the version of constraints.txt, since newer releases may bring gigabytes for GPUs on Linux; the
+    variable ATTNBENCH_TORCH has another requirement, such as torch==2.15.0.
     """
     torch = os.environ.get("ATTNBENCH_TORCH", "torch==" + constrained("torch"))
     session.install("--no-compile", "--upgrade", torch, "-e", ".[all]", *nox.project.dependency_groups(GROUPS, "test"))
@@ -207,7 +208,7 @@ def constrained(package: str) -> str:
 
 @nox.session
 def field(session: nox.Session) -> None:
-    """Check the attention of other packages, and renew results/gallery/field; not among the default sessions."""
+    """Check the attention of other packages, and renew results/gallery/field."""
     lines = Path("examples/field/requirements.txt").read_text(encoding="utf-8").splitlines()
     alone = [line.partition(" ")[0] for line in lines if "# without its dependencies" in line]
     needs = [line.partition(" ")[0] for line in lines if line[:1].isalpha()]
@@ -293,7 +294,7 @@ def first_answer(session: nox.Session) -> None:
 
 @nox.session
 def gallery(session: nox.Session) -> None:
-    """Renew results/gallery/quick, or runs named after -- (quick, full, compiled), and the figures drawn from them."""
+    """Renew results/gallery/quick, or the runs named after -- (quick, full, compiled), and the figures from them."""
     install(session)
     for name in session.posargs or ["quick"]:
         if name not in GALLERY:
@@ -310,7 +311,7 @@ def gallery(session: nox.Session) -> None:
 def browser(session: nox.Session) -> None:
     """Open reports and TensorBoard in a browser without a network, and renew their pictures in results/gallery.
 
-    It needs Chromium: `apt install chromium`, or the path of any in ATTNBENCH_CHROMIUM.
+    It needs Chromium: `apt install chromium`, or the path of an installed one in ATTNBENCH_CHROMIUM.
     """
     install(session, "browser")
     pictures = str((RESULTS / "gallery" / "tensorboard").resolve())

@@ -1,7 +1,7 @@
-"""Regenerate everything derived from results/gallery: blocks of two documents, and the gallery's page.
+"""Renew the texts that are derived from results/gallery: blocks of two documents, and the gallery's page.
 
 Command: `python docs/figures.py [RUN ...]`. With names of runs (quick, full, compiled), their tables and pictures are
-first drawn again from their journals. Then the gallery is reduced to the files that are committed.
+first made again from their journals. The gallery is reduced to the files that are committed.
 
 A block lies between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_pages.py compares blocks and pages with
 their sources.
@@ -55,16 +55,16 @@ OTHERS = {
 }
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference")
 NUM_FIRST, FIRST_HEIGHT = 2, 1.7
-"""Panels in the README's picture, and inches of each: the picture fits the first screen."""
+"""Number of panels in the README's picture, and the height of each in inches, so that it fits the first screen."""
 SCREEN = "screen.txt"
-"""The closing screen of a run."""
+"""File with the closing screen of a run: the text that it prints at its end."""
 MOST_SUMMARY = 200_000
 TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
 MAX_WIDTH, NUM_COLOURS = 1200, 64
 """Width in pixels and palette size of committed pictures: text and lines stay sharp, and a picture takes some 60 KB."""
 REGENERATED = re.compile(r".*\.(svg|html)|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
-"""Files that are not committed, because commands regenerate them: `attnbench report` from a journal, and `nox -s
-detection` the trials of honest implementations. Only the first of several pictures of one kind is committed."""
+"""Files that are not committed, because commands make them again: `attnbench report` from a journal, and `nox -s
+detection` the trials of right implementations. Of several pictures of one kind, only the first is committed."""
 
 
 def redraw(folder: Path) -> None:
@@ -121,14 +121,14 @@ def tried() -> str:
         return "It was not run on this state of the code yet."
     summary = account.read_text(encoding="utf-8").split("\n## ")[0].splitlines()
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in summary if line.startswith("|")]
-    rows[1] = len(rows[0]) * ["---"]  # as wide as its columns there
+    rows[1] = len(rows[0]) * ["---"]  # the separator, whose dashes are as wide as the columns of that file
     lines = [f"| {' | '.join(cell.strip() for cell in row)} |" for row in rows]
     lines += ["", "[All cases](../results/gallery/trust/trust.md), each with its reason."]
     return "\n".join(lines)
 
 
 def followed() -> str:
-    """Report the cost of choosing by the nearest shape of a policy."""
+    """Describe how much slower calls are that the stored policy chooses by the nearest shape."""
     policy = Policy.load(GALLERY / "fastest" / "policy.json")
     regret = policy.regret
     learned = f"[{len(policy.rows)} shapes](../results/gallery/fastest/policy.json) drawn at random on one machine"
@@ -140,10 +140,10 @@ def followed() -> str:
 
 
 def renewed(text: str, found: dict[str, str]) -> str:
-    """Replace the blocks of `text` with those in `found`.
+    """Replace the blocks of `text` with those in `found`, by name.
 
     Raises:
-        ValueError: a block has no place there.
+        ValueError: `text` has no block of that name.
     """
     for name, block in found.items():
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
@@ -154,7 +154,7 @@ def renewed(text: str, found: dict[str, str]) -> str:
 
 
 def page() -> str:
-    """Write the gallery's page: every run with its closing screen, next to its pictures."""
+    """Build the gallery's page: every run with its closing screen and its pictures, then links to the other pages."""
     lines = ["# Gallery", "", "Made by commands that anyone can run; `python docs/figures.py` wrote this page."]
     for name, about in RUNS.items():
         summary = GALLERY / name / "summary.md"
@@ -179,10 +179,10 @@ def _run(name: str, summary: list[str]) -> Iterator[str]:
 
 
 def main(runs: Sequence[str]) -> None:
-    """Draw the named runs again, reduce the gallery, and update everything that depends on it.
+    """Make the tables and pictures of the named runs again, reduce the gallery, and renew the texts derived from it.
 
     Raises:
-        ValueError: the gallery has no such run.
+        ValueError: the gallery has no run of that name.
     """
     if unknown := set(runs) - set(RUNS):
         raise ValueError(f"there is no {', '.join(sorted(unknown))} in the gallery: choose among {', '.join(RUNS)}")

@@ -4,7 +4,8 @@ Command: `python docs/findings.py [NAME ...]`; all findings take about ten minut
 argument, the page and its pictures are written from the numbers stored in results/gallery/findings. Two findings need
 packages: `pip install monai==1.6.1 transformers==5.23.0`.
 
-A finding is kept only if its `least` is reached. One that does not hold on a machine is reported, but not written.
+A finding holds if each of its facts reaches its `least`. If a finding does not hold on this machine, that is printed,
+and the numbers stored before are kept.
 """
 
 import json
@@ -72,15 +73,15 @@ attnbench report {}
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding that a script prints: its outputs are stored, one for each processor, and shown where it holds."""
+    """A finding that a script prints. One output is stored for each processor; the page shows those where it holds."""
 
     script: str
     text: str
-    is_linked: bool = False  # the outputs are linked, not shown
+    is_linked: bool = False  # whether the page links the outputs instead of showing them
 
     @property
     def folder(self) -> Path:
-        """The outputs."""
+        """The folder with the stored outputs, a file for each processor."""
         return GALLERY / self.script
 
 
@@ -125,7 +126,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A finding and the commands, by name, that show it: a command that begins with `attnbench check` has errors."""
+    """A finding, with the commands that show it by name: `attnbench check` gives errors, other commands give times."""
 
     repro: str  # a script in examples/findings that shows it without attnbench, with its arguments
     title: str
@@ -143,7 +144,7 @@ FINDINGS = msgspec.toml.decode(SOURCE.read_bytes(), type=dict[str, Finding])
 
 
 def measure(finding: Finding) -> dict[str, Any]:
-    """Run the commands and collect the value of each point, with the ends of its interval if it has one.
+    """Run the commands of a finding and collect the value of each point, with its interval if it has one.
 
     Raises:
         LookupError: a point has no number, or the finding does not hold here.
@@ -161,7 +162,7 @@ def measure(finding: Finding) -> dict[str, Any]:
 
 
 def _cells(command: str) -> pd.DataFrame:
-    """Load the result of a command: the table of a run, or the cells of a check."""
+    """Run a command, and load the table of its run or the cells of its check."""
     with tempfile.TemporaryDirectory(prefix="attnbench-finding-") as folder:
         words = shlex.split(command)[1:]
         is_check = words[0] == "check"
@@ -192,7 +193,7 @@ def _point(cells: pd.DataFrame, point: Point, what: str) -> dict[str, float]:
 
 
 def _made(finding: Finding) -> str:
-    """Describe where and when the numbers were measured."""
+    """Describe where and when the numbers were measured: versions, processor and day."""
     here = environment.collect()
     packages = [each.partition("==")[0] for each in finding.needs.split()]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
@@ -236,7 +237,7 @@ def draw(name: str, kept: Mapping[str, Any]) -> None:
 
 
 def said(text: str, kept: Mapping[str, Any]) -> str:
-    """Insert the facts into a text."""
+    """Insert the facts into a text that names them in braces."""
     return text.format_map({name: significant(value, 2) for name, value in kept["facts"].items()})
 
 
@@ -262,7 +263,7 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _observed() -> list[str]:
-    """Build the sections on what scripts printed, of those findings that hold on a processor."""
+    """Build a section for each finding of OBSERVED that holds on a processor, with the outputs of its script."""
     sections = []
     for finding in OBSERVED.values():
         printed = [file.read_text(encoding="utf-8").strip() for file in sorted(finding.folder.glob("*.txt"))]

@@ -1,8 +1,8 @@
-"""Regenerate the answers in docs/guide.md: run the command of each question, and keep its output and duration.
+"""Renew the answers in docs/guide.md: run the command of each question, and write down its output and duration.
 
 Command: `python docs/first_hour.py [NUMBER ...]`; all five take about three minutes on two cores. With `readme` as
-argument, the outputs in README.md are renewed. Only text between `<!-- begin N -->` and `<!-- end N -->` is generated;
-the rest is written by hand.
+argument, the outputs in README.md are renewed instead. Only text between `<!-- begin N -->` and `<!-- end N -->` is
+generated; the rest is written by hand.
 """
 
 import os
@@ -35,7 +35,7 @@ class Question:
     text: str
     command: str
     exit_codes: tuple[int, ...] = (0,)
-    is_sweep: bool = False  # it needs one, and may take longer than a minute
+    is_sweep: bool = False  # whether it needs a sweep, which may take longer than a minute
 
 
 QUESTIONS = (
@@ -76,10 +76,10 @@ SHOWN = {
 
 
 def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
-    """Format the command and its output as a block of Markdown: shortened if `short`, and with the duration.
+    """Run the command, and format it and its output as Markdown; with `is_short`, shortened and with the duration.
 
     Raises:
-        RuntimeError: it ended with another exit code than was expected.
+        RuntimeError: the command ends with an exit code that is not expected.
     """
     start = time.monotonic()
     done = _shell(question.command, folder)
@@ -96,7 +96,7 @@ def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
 
 
 def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a command that takes its output for a terminal of WIDTH columns."""
+    """Run a command in bash, as in a terminal of WIDTH columns."""
     shown = {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1"}
     environment = os.environ | shown | {"PYTHONPATH": module_path(ROOT / "harness")}
     program = f'attnbench() {{ {shlex.quote(sys.executable)} -m attnbench "$@"; }}; {command}'
@@ -106,7 +106,7 @@ def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def page(earlier: str, made: Mapping[int | str, str]) -> str:
-    """Replace the texts between the marks of the page."""
+    """Replace the texts between the marks of the page `earlier` by those in `made`, by the names of the marks."""
     text = earlier
     for name, answer in made.items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
@@ -136,7 +136,10 @@ def show_in_readme() -> None:
 
 
 def main(numbers: list[int]) -> None:
-    """Answer the given questions, or all and then name the machine, in one folder; write the page after each."""
+    """Answer the questions with these numbers, and write the page after each.
+
+    Without numbers, answer all questions, and then describe the machine.
+    """
     with tempfile.TemporaryDirectory(prefix="attnbench-first-hour-") as name:
         folder = Path(name)
         for file in EXAMPLES.glob("*.py"):

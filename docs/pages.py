@@ -1,6 +1,6 @@
 """Draw results/gallery/serving/pages.png: how a batch of requests lies in the pages of a pool, for docs/serving.md.
 
-Command: `python docs/pages.py && python docs/figures.py`; the second one reduces the picture.
+Command: `python docs/pages.py && python docs/figures.py`; the second program makes the picture's file smaller.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ UNUSED, INK = "#E6E6E6", "#222222"
 
 
 def draw() -> None:
-    """Draw the pool, a row for each page, and the block table with the lengths below it."""
+    """Draw the pool on the left, a row for each page, and the block table with the lengths on the right."""
     cache = Cache(batch=BATCH, page_size=PAGE_SIZE, num_heads=1)
     layout, starts = cache.layout(), [0]
     for request in cache.requests:

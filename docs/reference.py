@@ -1,7 +1,7 @@
-"""Write the documents that are generated from the code: `python docs/reference.py`. A test compares them.
+"""Write the documents that are generated from the code: `python docs/reference.py`. A test compares them with the code.
 
-docs/verdict.schema.json is the schema of --json, and docs/commands.txt has every command with its options. The pages of
-words, commands and the journal are written for the site by docs/site.py.
+docs/verdict.schema.json is the schema of the output of --json, and docs/commands.txt has every command with its
+options. The site's pages of words, commands and the journal are written by docs/site.py.
 """
 
 import json
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent
 
 
 def commands() -> str:
-    """Every command with its arguments and options, one in a line."""
+    """List the arguments and options of every command, one in each line."""
     lines = []
     for name, command in sorted(typer.main.get_command(cli.app).commands.items()):
         for each in command.params:
@@ -28,7 +28,7 @@ def commands() -> str:
 
 
 def documents() -> dict[Path, str]:
-    """The text of each generated document, by its path."""
+    """Build the text of each generated document, by its path."""
     return {
         DOCS / "verdict.schema.json": json.dumps(msgspec.json.schema(verdict.Report), indent=1) + "\n",
         DOCS / "commands.txt": commands(),

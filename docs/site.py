@@ -1,7 +1,7 @@
 """Stage the pages of the documentation site below build/pages, and write those generated from the code.
 
 Command: `python docs/site.py`, then `zensical build`; `nox -s docs` does both. Documents keep their places relative to
-each other, so that a link that works in the repository works on the site.
+each other, so that links which work in the repository also work on the site.
 """
 
 import os
@@ -65,7 +65,11 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _link(found: "re.Match[str]", path: Path) -> str:
-    """Rewrite a link for the site: the README is the first page, a folder is its own README or plain text."""
+    """Rewrite a link for the site: to the README as the first page, to a folder's README, or as plain text.
+
+    Raises:
+        ValueError: the target of the link does not exist.
+    """
     target, anchor = (path.parent / found[1]).resolve(), found[2] or ""
     if not target.is_relative_to(ROOT) or not target.exists():
         raise ValueError(f"{path.relative_to(ROOT)} links to {found[1]}, which is not there")
@@ -124,7 +128,7 @@ def meanings(kind: str) -> Iterator[str]:
 
 
 def anchor(name: str) -> str:
-    """The place of a word on its page."""
+    """Return the anchor of a word on its page."""
     return re.sub(r"\W+", "-", name).strip("-").lower()
 
 
@@ -179,7 +183,7 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def decisions() -> Iterator[str]:
-    """Build the page that lists the decisions, in their order."""
+    """Build the page that lists the decision records of docs/adr, in their order."""
     yield from ("# Decisions", "", "Each says what was decided, why, and what follows.", "")
     for path in sorted((ROOT / "docs" / "adr").glob("*.md")):
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

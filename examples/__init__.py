@@ -1,1 +1,1 @@
-"""Examples that use the package: tutorials, adapters for other packages, a workflow for CI."""
+"""Examples that use the package: tutorials, adapters for other packages, findings, and a workflow for CI."""

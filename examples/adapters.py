@@ -1,4 +1,4 @@
-"""Code as people have it, for the table of docs/adapters.md: nothing here knows of attnbench."""
+"""Functions and modules as people write them, for the table of docs/adapters.md: nothing here uses attnbench."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: object) -> Tensor:
-    """The attention of every example below: a mistake planted here is in each of them."""
+    """Compute the attention of every example below, so that a mistake planted here is in all of them."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **more)  # type: ignore[arg-type]
 
 
@@ -15,7 +15,7 @@ def attention(q, k, v, attn_mask=None):
 
 
 def flash(q, k, v, causal, softmax_scale=None):
-    """(B, T, H, K), as flash-attention has it."""
+    """All (B, T, H, K), as in the package flash-attn."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     return attend(q, k, v, is_causal=causal, scale=softmax_scale).transpose(1, 2)
 
@@ -25,19 +25,19 @@ def causal_only(q, k, v):
 
 
 def at_the_end(q, k, v, is_causal=False):
-    """Aligned at the end: the last query sees every key."""
+    """The causal mask is aligned at the end: the last query sees every key."""
     seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
     return attend(q, k, v, seen if is_causal else None)
 
 
 def windowed(q, k, v):
-    """Query i sees the keys i-8 to i."""
+    """Query i sees the keys from i-8 to i."""
     apart = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
     return attend(q, k, v, (apart >= 0) & (apart < 9))
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Rotary embedding of (B, H, T, K), base 10000, the first half of the columns with the second."""
+    """Rotate x (B, H, T, K) with base 10000: columns i and i + K/2 form a pair."""
     pairs = x.shape[-1] // 2
     angles = torch.arange(x.shape[2])[:, None] * 10000.0 ** (-torch.arange(pairs) / pairs)
     one, other = x.chunk(2, dim=-1)
@@ -54,17 +54,17 @@ def unscaled(q, k, v, mask=None):
 
 
 def additive(q, k, v, mask=None):
-    """The mask is numbers to add."""
+    """The mask contains numbers that are added to the scores."""
     return attend(q, k, v, None if mask is None else mask.to(q.dtype))
 
 
 def hides_true(q, k, v, mask=None):
-    """True in the mask is hidden."""
+    """A key is hidden where the mask is True."""
     return attend(q, k, v, None if mask is None else ~mask)
 
 
 def fixed_length(q, k, v):
-    """It takes 24 tokens, as models with a learned table do."""
+    """Only 24 tokens are accepted, as in models with a learned table of positions."""
     if q.shape[2] != 24:
         raise RuntimeError("24 tokens")
     return attend(q, k, v)
@@ -77,12 +77,12 @@ def self_attention(q, k, v, mask=None):
 
 
 def linear_attention(q, k, v):
-    """An approximation: softmax(q) (softmax(k)^T v)."""
+    """An approximation of attention: small scores stand in for those of linear attention."""
     return attend(0.1 * q, 0.1 * k, v)
 
 
 class Packed(nn.Module):
-    """One layer for query, key and value, and one for the output."""
+    """One linear layer for query, key and value, and one for the output."""
 
     def __init__(self, dim, num_heads, *, bias=True):
         super().__init__()
@@ -98,14 +98,14 @@ class Packed(nn.Module):
 
 
 class GPT(Packed):
-    """Causal inside."""
+    """Causal, whatever mask is given."""
 
     def core(self, q, k, v, mask):
         return attend(q, k, v, is_causal=True)
 
 
 class Llama(nn.Module):
-    """Grouped heads without biases, rotary, causal."""
+    """Causal attention with grouped heads and rotary embedding, without biases."""
 
     def __init__(self, dim, num_heads, num_kv_heads):
         super().__init__()
@@ -120,7 +120,7 @@ class Llama(nn.Module):
 
 
 class Whisper(nn.Module):
-    """No bias on the key; a mask of numbers (B or 1, 1, T, S) is added."""
+    """The key has no bias, and a mask of numbers (B or 1, 1, T, S) is added to the scores."""
 
     def __init__(self, dim, num_heads):
         super().__init__()
@@ -135,7 +135,7 @@ class Whisper(nn.Module):
 
 
 class Padded(Packed):
-    """It reads how long each row is."""
+    """The lengths (B,) of the batch rows replace a mask."""
 
     def forward(self, x, lengths=None):
         places = torch.arange(x.shape[1])
@@ -143,7 +143,7 @@ class Padded(Packed):
 
 
 class Gained(Packed):
-    """A parameter of its own, which is no weight of attention."""
+    """The module has a parameter that is no weight of attention."""
 
     def __init__(self, dim, num_heads):
         super().__init__(dim, num_heads)
@@ -159,7 +159,7 @@ class Residual(Packed):
 
 
 class Cached(Packed):
-    """Causal; keys and values of earlier calls are seen as well."""
+    """Causal attention with a cache: keys and values of earlier calls are visible, too."""
 
     past: tuple[Tensor, Tensor] | None = None
 

@@ -1,4 +1,4 @@
-"""Rehearse an agent's loop: four versions of a kernel, and what one JSON says of each.
+"""Rehearse an agent's loop: check and time four versions of a function, and decide on each by its JSON report.
 
 `python examples/agent_loop.py [SECONDS]` takes two minutes. SECONDS is the budget of each version, 20 by default.
 """
@@ -42,7 +42,11 @@ SHAPE = ("seq_len=256", "mask=causal", "scope=attention", "direction=inference",
 
 
 def report(folder: Path, name: str, budget_s: float) -> dict:
-    """Check and time a version against the one before, and return what --json prints."""
+    """Check a version, time it against the version `before`, and return the report that --json prints.
+
+    Raises:
+        RuntimeError: the command fails.
+    """
     sets = [word for value in SHAPE for word in ("--set", value)]
     words = ["run", f"{name}={name}.py:attention", "--baseline", "before=before.py:attention", *sets]
     command = [sys.executable, "-m", "attnbench", *words, "--budget", str(budget_s), "--json"]

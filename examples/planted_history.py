@@ -36,14 +36,14 @@ def git(folder: Path, *words: str) -> str:
     """Run git in a folder, and return its output.
 
     Raises:
-        subprocess.CalledProcessError: it failed.
+        subprocess.CalledProcessError: the command fails.
     """
     command = ["git", "-c", "user.name=someone", "-c", "user.email=someone@example.org", *words]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout  # noqa: S603
 
 
 def plant(folder: Path) -> str:
-    """Make a repository of 16 commits with one that is slower; return the hash of that one."""
+    """Make a repository of 16 commits, of which the tenth makes the function slower; return the hash of the tenth."""
     git(folder, "init", "--quiet")
     for number in range(1, NUM_COMMITS + 1):
         text = FUNCTION.format(number=number, more=SLOWER if number >= PLANTED else "")

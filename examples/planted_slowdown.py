@@ -2,11 +2,11 @@
 
 Both versions repeat the same textbook attention: one 10 times in each call, the other 11 times. Nothing else is in the
 function, so a call takes 11 / 10 = 1.10 times as long, on any machine. The gate must fail on that pair (exit code 1)
-and pass on two identical ones (exit code 0). Operators and FLOPs grow by 10 %, too, and would give the plant away: the
-thresholds allow these, so that the time alone decides.
+and pass on two identical ones (exit code 0). Operators and FLOPs also grow by 10 %, and would show the slowdown without
+a clock: the thresholds allow any number of them, so that the time alone decides.
 
-SECONDS is the budget of each pair, 60 by default. The script exits with 0 if both gates end as they should, with 3 if
-other work on the machine kept one from deciding, and else with 1.
+SECONDS is the budget of each pair, 60 by default. The script exits with 0 if both gates end as they should, with 3 if a
+gate could not decide because of other work on the machine, and else with 1.
 """
 
 import subprocess
@@ -41,7 +41,7 @@ allowed = inf
 """
 SHAPE = ("seq_len=128", "mask=none", "scope=attention", "direction=inference", "dtype=float32", "num_threads=1")
 PAIRS = {"ten_again": 0, "eleven": 1}
-"""The exit code of the gate on each of them, compared with `ten`."""
+"""The expected exit code of the gate, by the version that is compared with `ten`."""
 OPEN = {3, 4}
 """Exit codes of a gate that could not decide."""
 

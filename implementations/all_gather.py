@@ -1,8 +1,8 @@
-"""Each rank gathers all keys and values and attends to them with its own queries.
+"""Attention over ranks by all-gather: each rank gathers all keys and values, and attends to them with its queries.
 
 The gradients of keys and values return to the ranks that hold these tokens, which sum them in float32 at least.
 
-Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes as in
+Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes: see
 contract/__init__.py; t: the tokens of one rank.
 """
 
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.contract import repeat_heads
 from attnbench.ranks import Rank, over_ranks
-from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - a plug's reasons
+from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - the harness reads it
 
 
 class Gather(torch.autograd.Function):
@@ -22,7 +22,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
-        """(B, G, t, K) -> (B, G, T, K)."""
+        """Gather the tokens of all ranks: (B, G, t, K) -> (B, G, T, K)."""
         ctx.rank, ctx.dtype = rank, tensor.dtype
         whole = torch.cat(rank.gather(tensor), dim=2)
         return whole.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
@@ -30,7 +30,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        """(B, G, T, K) -> (B, G, t, K)."""
+        """Sum all ranks' gradients of this rank's tokens: (B, G, T, K) -> (B, G, t, K)."""
         rank: Rank = ctx.rank
         parts = grad.split([rank.num_tokens(each) for each in range(rank.world_size)], dim=2)
         found = rank.exchange(parts, [parts[rank.rank].shape] * rank.world_size)
@@ -38,7 +38,7 @@ class Gather(torch.autograd.Function):
 
 
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
-    """Query (B, H, t, K), key (B, G, t, K), value (B, G, t, V) of one rank -> its output (B, H, t, V)."""
+    """Compute one rank's output (B, H, t, V) from its query (B, H, t, K), key (B, G, t, K) and value (B, G, t, V)."""
     key, value = (Gather.apply(each, rank) for each in (key, value))  # type: ignore[no-untyped-call] # t -> T tokens
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # -> (B,H,T,K), (B,H,T,V)
     scores = query.to(key.dtype) @ key.transpose(-2, -1) * rank.scale  # (B,H,t,K) @ (B,H,K,T) -> (B,H,t,T)
@@ -52,5 +52,5 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tens
 def attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    """Compute attention over ranks: query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
     return over_ranks(attend_to_all, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal)

@@ -18,7 +18,10 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     batch_size, num_heads, query_len, head_dim = query.shape
     scale = head_dim**-0.5 if scale is None else scale
     query = query.flatten(0, 1)  # (B,H,T,K) -> (B*H,T,K)

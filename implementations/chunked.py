@@ -23,7 +23,10 @@ def attention(
     dropout: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     attended, num_keys = [], key.shape[2]
     for first in range(0, query.shape[2], TILE):
@@ -41,7 +44,10 @@ def attention(
 
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled query (B, H, t, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, t, V), summed in float32 at least."""
+    """Compute one tile of scaled queries (B, H, t, K), with key (B, H, S, K) and value (B, H, S, V) -> (B, H, t, V).
+
+    Sums are in float32 at least.
+    """
     dtype = torch.promote_types(query.dtype, torch.float32)
     maximum = torch.full_like(query[..., :1], torch.finfo(dtype).min, dtype=dtype)  # finite: -inf - -inf is NaN
     total, output = torch.zeros_like(maximum), torch.zeros_like(maximum)

@@ -1,9 +1,9 @@
 """PyTorch's own context parallelism: SDPA inside `context_parallel`, which splits the tokens itself.
 
-The function is experimental and made for CUDA; its errors on other devices are passed on. Each rank gets all tokens,
-`context_parallel` keeps the rank's part of them, and the outputs of all ranks are gathered at the end.
+`context_parallel` is experimental and made for CUDA; its errors on other devices are raised unchanged. Each rank gets
+all tokens, `context_parallel` keeps the rank's part of them, and the outputs of all ranks are gathered at the end.
 
-Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html. Shapes as in contract/__init__.py.
+Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html. Shapes: see contract/__init__.py.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Parallel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
-        """All tokens on each rank: (B, H, T, K), (B, G, T, K), (B, G, T, V) -> (B, H, T, V)."""
+        """Compute the output of all tokens on each rank: (B, H, T, K), (B, G, T, K), (B, G, T, V) -> (B, H, T, V)."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.experimental import context_parallel
         from torch.distributed.tensor.experimental._attention import context_parallel_unshard
@@ -52,7 +52,7 @@ class Parallel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:  # noqa: ANN401
-        """Gradient of the output (B, H, T, V) -> gradients of query, key and value, for all tokens on each rank."""
+        """Compute the gradients of query, key and value from that of the output (B, H, T, V), of all tokens."""
         from torch.distributed.tensor.experimental import context_parallel
         from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 
@@ -64,7 +64,7 @@ class Parallel(torch.autograd.Function):
 
 
 def attend_in_parallel(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
-    """All tokens on each rank: (B, H, T, K), (B, G, T, K), (B, G, T, V) -> (B, H, T, V)."""
+    """Compute the output of all tokens on each rank: (B, H, T, K), (B, G, T, K), (B, G, T, V) -> (B, H, T, V)."""
     output: Tensor = Parallel.apply(query, key, value, rank)  # type: ignore[no-untyped-call]
     return output
 
@@ -72,7 +72,7 @@ def attend_in_parallel(query: Tensor, key: Tensor, value: Tensor, rank: Rank) ->
 def attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    """Compute attention over ranks: query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
     return over_ranks(
         attend_in_parallel, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal, order="whole"
     )

@@ -24,7 +24,7 @@ def attention(
     is_causal_bottom_right: bool = False,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
     from cudnn.experimental.ops import scaled_dot_product_attention
 
     attended: Tensor = scaled_dot_product_attention(

@@ -19,7 +19,10 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = torch.einsum("bhtk,bhsk->bhts", query, key) * scale
     if softcap is not None:  # as in Gemma 2: scores stay within -softcap..softcap

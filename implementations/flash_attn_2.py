@@ -17,7 +17,7 @@ LARGEST_HEAD_DIM = 256
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int, int], num_kv_heads: int) -> Tensor:
-    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
     from flash_attn.flash_attn_interface import flash_attn_func
 
     tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
@@ -26,7 +26,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int,
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None. Limits are those of version 2.8."""
+    """Return why the kernel cannot run a workload, or None. Limits are those of flash-attn 2.8."""
     if reason := missing_package("flash_attn.flash_attn_interface") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

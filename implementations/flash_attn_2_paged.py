@@ -29,7 +29,7 @@ def attention(
     softmax_scale: float | None = None,
     window_size: tuple[int, int] = (-1, 0),
 ) -> Tensor:
-    """Query (T, H, K), key_cache and value_cache (P, page_size, G, K) -> (T, H, K); causal by default.
+    """Compute causal attention: query (T, H, K), key_cache and value_cache (P, page_size, G, K) -> (T, H, K).
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its tokens, and
     seqused_k[n] = cu_seqlens_k[n + 1] - cu_seqlens_k[n] keys, in the pages block_table[n], in order. Shapes:
@@ -56,7 +56,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a batch, or None. Limits are those of version 2.8."""
+    """Return why the kernel cannot run a batch, or None. Limits are those of flash-attn 2.8."""
     if reason := missing_package("flash_attn.flash_attn_interface") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

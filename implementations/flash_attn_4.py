@@ -18,7 +18,7 @@ OWN_KERNEL = 256
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int, int], num_kv_heads: int) -> Tensor:
-    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
     from flash_attn.cute import flash_attn_func
 
     left, right = (None if limit < 0 else limit for limit in window_size)
@@ -29,7 +29,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int,
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None. Source: `_validate_head_dims` of 4.0.0.beta27."""
+    """Return why the kernel cannot run a workload, or None. Source: `_validate_head_dims` of the package."""
     if reason := missing_package("flash_attn.cute", "flash_attn_4") or only_on("cuda", workload, "flash_attn_4"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

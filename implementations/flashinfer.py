@@ -19,7 +19,7 @@ HEAD_DIMS = (64, 128, 256)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, num_kv_heads: int) -> Tensor:
-    """Query (1, H, T, K), key and value (1, G, S, K) -> (1, H, T, K)."""
+    """Compute attention: query (1, H, T, K), key and value (1, G, S, K) -> (1, H, T, K)."""
     from flashinfer import single_prefill_with_kv_cache
 
     tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)

@@ -1,6 +1,6 @@
 """FlashInfer over a paged cache: `BatchPrefillWithPagedKVCacheWrapper`, which also computes decodes.
 
-Each call plans and runs. A model plans once for all of its layers, so planning costs each of its layers less.
+Each call plans its work and then runs. A model plans once for all of its layers, so that planning costs less per layer.
 
 Source: Z. Ye et al., https://arxiv.org/abs/2501.01005; flashinfer/prefill.py of flashinfer-python 0.7.4
 
@@ -30,10 +30,10 @@ def attention(
     softmax_scale: float | None = None,
     window_size: tuple[int, int] = (-1, 0),
 ) -> Tensor:
-    """Query (T, H, K), key_cache and value_cache (P, page_size, G, K) -> (T, H, K); causal by default.
+    """Compute causal attention: query (T, H, K), key_cache and value_cache (P, page_size, G, K) -> (T, H, K).
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
-    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    Its keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
     block_table (N, pages of the longest request). softmax_scale is K**-0.5 by default. A query sees at most
     window_size[0] keys before its own, or all if that is -1.
     """
@@ -61,7 +61,7 @@ def attention(
 
 @cache
 def planner_on(device: torch.device) -> Any:  # noqa: ANN401 - a class of flashinfer
-    """The object that plans and runs, with its workspace, made once for each device."""
+    """Return the object that plans and runs, with its workspace, created once for each device."""
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
     return BatchPrefillWithPagedKVCacheWrapper(torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device), "NHD")

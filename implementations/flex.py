@@ -3,7 +3,7 @@
 The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is computed once for each mask. Both
 steps and the compilation stay outside the timed calls. The uncompiled function is slow and is never timed.
 
-Source: J. Dong et al., "Flex Attention", https://arxiv.org/abs/2412.05496, by way of
+Source: J. Dong et al., "Flex Attention", https://arxiv.org/abs/2412.05496, as in
 https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
@@ -30,7 +30,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
     attended: Tensor = compiled()(
         query,
         key,
@@ -45,13 +45,13 @@ def attention(
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """The compiled function, which keeps its compiled kernels; all calls of the process share it."""
+    """Return flex_attention in compiled form, which keeps its kernels; all calls of the process share it."""
     return compile_whole(flex_attention)
 
 
 @lru_cache(maxsize=4)
 def block_mask(mask: BoundMask) -> BlockMask:
-    """PyTorch's block mask: which tiles are hidden, visible or partly visible, and the rule inside the last."""
+    """Return PyTorch's block mask: which tiles are hidden, visible or partly visible, and the rule in the latter."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask.sees(batch, query, key)
@@ -65,7 +65,7 @@ def block_mask(mask: BoundMask) -> BlockMask:
 
 @lru_cache(maxsize=4)
 def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
-    """The function that changes a score by each part of the mask in turn; None if the mask only hides."""
+    """Return the function that changes a score by each part of the mask in turn; None if the mask only hides."""
     offset, parts = mask.sizes[2] - mask.sizes[1], [*zip(mask.rule.changes, mask.per_head, strict=True)]
 
     def change(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""FlexAttention over a paged cache: all pages form one long row of keys, and a block mask selects those a token sees.
+"""FlexAttention over a paged cache: all pages form one row of keys, and a block mask selects the keys of each token.
 
-A block of the mask is a page. Each query block lists the pages of its requests by the block table, so that no other
-page is read; the mask's predicate turns a slot of the pool into the key's position in the request. The function is
-compiled. Each call computes the block mask, because a serving engine needs another one at each step.
+A block of keys is a page. From the block table, each block of queries gets the list of its requests' pages, so that no
+other page is read. The predicate of the mask converts a slot of the pool to the key's position in its request. The
+function is compiled. Each call computes the block mask, because a serving engine needs another one at each step.
 
 Source: https://github.com/meta-pytorch/attention-gym/blob/main/attn_gym/paged_attention (the idea of the conversion)
 
@@ -33,15 +33,15 @@ def attention(
     cu_seqlens_q: Tensor,
     softmax_scale: float | None = None,
 ) -> Tensor:
-    """Causal: query (T, H, K), key_cache (P, c, G, K), value_cache (P, c, G, V) -> (T, H, V).
+    """Compute causal attention: query (T, H, K), key_cache (P, c, G, K), value_cache (P, c, G, V) -> (T, H, V).
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
-    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    Its keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
     block_table (N, pages of the longest request). softmax_scale is K**-0.5 by default.
     """
     plan = converted(block_table, seqused_k, cu_seqlens_q, key_cache.shape[0], key_cache.shape[1], len(query))
     used = plan.used[..., None, None]  # (P,c,1,1)
-    values = value_cache.where(used, 0.0)  # a slot that no request uses may hold NaN, and 0 * NaN is NaN
+    values = value_cache.where(used, 0.0)  # a slot that no request uses may contain NaN, and 0 * NaN is NaN
     keys = key_cache.where(used, 0.0)
     attended: Tensor = compiled()(
         query.transpose(0, 1)[None],  # (T,H,K) -> (1,H,T,K)
@@ -55,7 +55,7 @@ def attention(
 
 
 class Plan:
-    """The block mask of a batch over the pool of pages, and which slots a request uses: `used` (P, c), boolean."""
+    """The block mask of a batch over the pool of pages, and the slots that requests use: `used` (P, c), boolean."""
 
     mask: BlockMask
     used: Tensor
@@ -70,7 +70,7 @@ def converted(table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, pa
     is_used = number < ((lengths + page_size - 1) // page_size)[:, None]  # (N,most pages)
     request, place = is_used.nonzero(as_tuple=True)
     pages = table[request, place].long()
-    place_of = torch.full((len(table), num_pages), -1, device=table.device)  # (N,P): a page's number in the request
+    place_of = torch.full((len(table), num_pages), -1, device=table.device)  # (N,P): a page's index in the request
     place_of[request, pages] = place
     num_new = starts.diff()
     of_token = torch.repeat_interleave(torch.arange(len(table), device=table.device), num_new)  # (T,)
@@ -101,7 +101,7 @@ def converted(table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, pa
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """The compiled function, which keeps its compiled kernels; all calls of the process share it."""
+    """Return flex_attention in compiled form, which keeps its kernels; all calls of the process share it."""
     return compile_whole(flex_attention)
 
 

@@ -23,7 +23,10 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale  # (B,H,T,K) @ (B,H,K,S) -> (B,H,T,S)
     if mask is not None and mask.dtype == torch.bool:
@@ -47,7 +50,7 @@ class Fused(nn.Module):
         self.out = nn.Linear(width, sizes.embed_dim, bias=sizes.out_bias)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
-        """Tokens (B, T, D), mask broadcastable to (B, H, T, S) -> (B, T, D)."""
+        """Attend from tokens x (B, T, D) to themselves -> (B, T, D); `mask` is broadcastable to (B, H, T, T)."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)  # (B,T,D) -> 3 times (B,T,H*K)
         query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B,T,H*K) -> (B,T,H,K) -> (B,H,T,K)
         key = key.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B,T,H*K) -> (B,T,H,K) -> (B,H,T,K)

@@ -1,4 +1,4 @@
-"""A list of heads with their own projections; they attend one after the other and their outputs are concatenated.
+"""A list of heads with their own projections, which attend one after the other; their outputs are concatenated.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width, D embedding width.
 
@@ -19,7 +19,10 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     masks = [None if mask is None else mask[:, h % mask.shape[1]] for h in range(query.shape[1])]  # H times (B,T,S)
     heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), masks, strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
     return torch.stack([attend_head(*head, scale, dropout) for head in heads], dim=1)  # H times (B,T,V) -> (B,H,T,V)
@@ -28,7 +31,7 @@ def attention(
 def attend_head(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, dropout: float
 ) -> Tensor:
-    """Query (B, T, K), key (B, S, K), value (B, S, V), mask broadcastable to (B, T, S) of one head -> (B, T, V)."""
+    """Compute one head: query (B, T, K), key (B, S, K), value (B, S, V), mask (B or 1, T or 1, S) -> (B, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale  # (B,T,K) @ (B,K,S) -> (B,T,S)
     if mask is not None:
@@ -49,7 +52,7 @@ class ModuleList(nn.Module):
         self.out = nn.Linear(sizes.num_heads * width, sizes.embed_dim, bias=sizes.out_bias)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
-        """Tokens (B, T, D), mask broadcastable to (B, H, T, S) -> (B, T, D)."""
+        """Attend from tokens x (B, T, D) to themselves -> (B, T, D); `mask` is broadcastable to (B, H, T, T)."""
         attended = []
         for h, (query, key, value) in enumerate(self.heads):
             visible = None if mask is None else mask[:, h % mask.shape[1]]  # (B,H,T,S) or (B,1,T,S) -> (B,T,S)

@@ -18,7 +18,10 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     batch_size, num_heads, query_len, head_dim = query.shape
     scale = head_dim**-0.5 if scale is None else scale
     if mask is not None:
@@ -36,7 +39,7 @@ def attention(
 def attend_token(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
-    """Attention of one token: query (K,), keys (S, K), values (S, V), mask (S,) or None -> (V,)."""
+    """Compute attention of one token: query (K,), keys (S, K), values (S, V), mask (S,) or None -> (V,)."""
     scores = keys @ query * scale  # (S,K) @ (K,) -> (S,)
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.where(mask, -torch.inf)

@@ -23,10 +23,10 @@ def attention(
     softmax_scale: float | None = None,
     window_size: tuple[int, int] = (-1, 0),
 ) -> Tensor:
-    """Causal: query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
+    """Compute causal attention: query (T, H, K), caches (P, page_size, G, K) and (P, page_size, G, V) -> (T, H, V).
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
-    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    Its keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
     block_table (N, pages of the longest request). k_scale and v_scale, (G,) or (1,), multiply an 8-bit cache.
     softmax_scale is K**-0.5 by default. A query sees at most window_size[0] keys before its own, or all if that is -1.
     """
@@ -41,7 +41,7 @@ def attention(
         mask, before, (left, _) = None, length - len(tokens), window_size
         if len(tokens) > 1 or left >= 0:  # the new tokens are the last of the keys: token i sees keys up to s - t + i
             mask = torch.ones(len(tokens), length, dtype=torch.bool, device=query.device).tril(before)
-        if mask is not None and left >= 0:  # and from s - t + i - left on
+        if mask is not None and left >= 0:  # and no keys before s - t + i - left
             mask = mask.triu(before - left)
         heads = F.scaled_dot_product_attention(
             tokens.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=softmax_scale, enable_gqa=True
@@ -51,9 +51,9 @@ def attention(
 
 
 def gather(cache: Tensor, pages: Tensor, length: int, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The first `length` slots of a request's pages: (P, page_size, G, K) -> (G, s, K).
+    """Gather the first `length` slots of a request's pages: (P, page_size, G, K) -> (G, s, K).
 
-    With a `scale` (G,) or (1,) they are multiplied by it and converted to `dtype`.
+    With a `scale` (G,) or (1,), the slots are multiplied by it and converted to `dtype`.
     """
     page_size = cache.shape[1]
     used = pages[: -(-length // page_size)]  # the last page may be partly used

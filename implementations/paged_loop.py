@@ -1,4 +1,4 @@
-"""Attention over a paged cache page by page, with a running maximum and sum: nothing is gathered, no scores are kept.
+"""Attention over a paged cache page by page, with a running maximum and sum: no keys are gathered, no scores are kept.
 
 This is how kernels read a cache, with one block of threads for each request and head: "Efficient Memory Management for
 Large Language Model Serving with PagedAttention", https://arxiv.org/abs/2309.06180, section 4.1.
@@ -22,10 +22,10 @@ def attention(
     v_scale: Tensor | None = None,
     softmax_scale: float | None = None,
 ) -> Tensor:
-    """Causal: query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
+    """Compute causal attention: query (T, H, K), caches (P, page_size, G, K) and (P, page_size, G, V) -> (T, H, V).
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
-    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    Its keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
     block_table (N, pages of the longest request). k_scale and v_scale, (G,) or (1,), multiply an 8-bit cache.
     softmax_scale is K**-0.5 by default.
     """
@@ -39,13 +39,13 @@ def attention(
             continue
         tokens = query[start:end].float() * scale  # (t,H,K)
         tokens = tokens.unflatten(1, (num_groups, -1)).permute(1, 2, 0, 3)  # (t,H,K) -> (G,H/G,t,K)
-        last_key = length - (end - start) + torch.arange(end - start, device=query.device)  # (t,): each token's last
+        last_key = length - (end - start) + torch.arange(end - start, device=query.device)  # (t,): last visible keys
         largest = tokens.new_full((*tokens.shape[:3], 1), -torch.inf)  # (G,H/G,t,1)
         total = torch.zeros_like(largest)
         weighted = tokens.new_zeros(*tokens.shape[:3], value_cache.shape[-1])  # (G,H/G,t,V)
         for number in range(-(-length // page_size)):
             page, first = table[request][number], number * page_size
-            used = min(page_size, length - first)  # the rest of the last page may hold anything, NaN too
+            used = min(page_size, length - first)  # the rest of the last page may contain anything, even NaN
             keys = key_cache[page, :used].float().transpose(0, 1)[:, None]  # (c,G,K) -> (G,1,c,K)
             values = value_cache[page, :used].float().transpose(0, 1)[:, None]  # (c,G,V) -> (G,1,c,V)
             if k_scale is not None and v_scale is not None:

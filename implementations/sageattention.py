@@ -14,7 +14,7 @@ LARGEST_HEAD_DIM = 128
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, num_kv_heads: int) -> Tensor:
-    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
     from sageattention import sageattn
 
     attended: Tensor = sageattn(query, key, value, tensor_layout="HND", is_causal=is_causal)  # heads before tokens

@@ -26,7 +26,7 @@ def attention(
     dropout: float = 0.0,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -40,7 +40,7 @@ def attention(
 
 @lru_cache
 def causal_bias(query_len: int, key_len: int, *, is_at_start: bool) -> Tensor:
-    """PyTorch's causal bias (T, S), aligned at the start (top-left) or else at the end (bottom-right)."""
+    """Return PyTorch's causal bias (T, S), aligned at the start (top-left) or else at the end (bottom-right)."""
     from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # takes as long as importing torch
 
     return causal_upper_left(query_len, key_len) if is_at_start else causal_lower_right(query_len, key_len)

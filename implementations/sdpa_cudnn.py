@@ -22,7 +22,10 @@ def attention(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V).
+
+    `mask` is boolean, True where visible, broadcastable to (B, H, T, S). `scale` is K**-0.5 by default.
+    """
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,
@@ -38,7 +41,7 @@ def attention(
 def unsupported(workload: Workload) -> str | None:
     """Return why the kernel cannot run a workload, or None.
 
-    Source: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11.
+    Source: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of PyTorch 2.11.
     """
     if reason := only_on("cuda", workload, "the cuDNN kernel"):
         return reason

@@ -20,7 +20,10 @@ def attention(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
+
+    `mask` is boolean, True where visible, broadcastable to (B, H, T, S). `scale` is K**-0.5 by default.
+    """
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,
@@ -35,7 +38,7 @@ def attention(
 def unsupported(workload: Workload) -> str | None:
     """Return why the kernel cannot run a workload, or None.
 
-    Source: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11.
+    Source: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of PyTorch 2.11.
     """
     if reason := only_on("cuda", workload, "the memory-efficient kernel"):
         return reason

@@ -1,12 +1,12 @@
 """`scaled_dot_product_attention` restricted to FLASH_ATTENTION: tiles in fast memory, weights never stored.
 
-Source: T. Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, by way of
+Source: T. Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, as in
 https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 
-Peak memory beyond the inputs on the CPU: B H T V numbers of the output, B H T of the rows' logsumexp, and a tile for
-each thread.
+Peak memory beyond the inputs on the CPU: B H T V numbers of the output, B H T of the logsumexp, and a tile for each
+thread.
 """
 
 from torch import Tensor
@@ -28,7 +28,10 @@ def attention(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,

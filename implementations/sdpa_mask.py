@@ -21,7 +21,10 @@ def attention(
     dropout: float = 0.0,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
+    """
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -35,5 +38,5 @@ def attention(
 
 @lru_cache
 def everywhere(query_len: int, key_len: int, device: torch.device) -> Tensor:
-    """A mask (T, S) that hides nothing."""
+    """Return a mask (T, S) that hides nothing."""
     return torch.ones(query_len, key_len, dtype=torch.bool, device=device)

@@ -16,7 +16,7 @@ from attnbench.contract.adapters import Sizes, adapt, packed
 
 
 def make(sizes: Sizes) -> nn.MultiheadAttention:
-    """The module, without the biases that the workload excludes."""
+    """Create the module, without the biases that the workload excludes."""
     module = nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True)
     if not sizes.qkv_bias:
         module.register_parameter("in_proj_bias", None)
@@ -28,12 +28,12 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
-    """Tokens x (B, T, D), context (B, S, D) for keys and values -> (B, T, D)."""
+    """Call the module: tokens x (B, T, D), context (B, S, D) for keys and values -> (B, T, D)."""
     padding_mask = attention_mask = None
     if mask.rule.changes_scores:
         attention_mask = mask.added_as("nts", x.dtype)  # (B*H,T,S)
     elif mask.hidden is not None and mask.hidden.shape[2] == 1:  # all queries see the same keys
-        padding_mask = mask.hidden_as("bs")  # the module also says True where hidden
+        padding_mask = mask.hidden_as("bs")  # in the module's masks, too, True hides
     elif mask.hidden is not None:
         attention_mask = mask.hidden_as("ts" if len(mask.hidden) == 1 else "nts")  # (T,S) or (B*H,T,S)
     output: Tensor = module(
@@ -49,7 +49,7 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
 
 
 def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
-    """Set the probability of dropout; above 0 the module is put in training mode, since it drops nothing otherwise."""
+    """Set the dropout probability; above 0 put the module into training mode, since it drops nothing otherwise."""
     module.dropout = share
     module.train(share > 0)
 

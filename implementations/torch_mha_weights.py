@@ -15,7 +15,7 @@ from attnbench.contract.adapters import Sizes, adapt, packed
 
 
 def make(sizes: Sizes) -> nn.MultiheadAttention:
-    """The module, without the biases that the workload excludes."""
+    """Create the module, without the biases that the workload excludes."""
     module = nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True)
     if not sizes.qkv_bias:
         module.register_parameter("in_proj_bias", None)
@@ -27,12 +27,12 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
-    """Tokens x (B, T, D), context (B, S, D) for keys and values -> (B, T, D)."""
+    """Call the module: tokens x (B, T, D), context (B, S, D) for keys and values -> (B, T, D)."""
     padding_mask = attention_mask = None
     if mask.rule.changes_scores:
         attention_mask = mask.added_as("nts", x.dtype)  # (B*H,T,S)
     elif mask.hidden is not None and mask.hidden.shape[2] == 1:  # all queries see the same keys
-        padding_mask = mask.hidden_as("bs")  # the module also says True where hidden
+        padding_mask = mask.hidden_as("bs")  # in the module's masks, too, True hides
     elif mask.hidden is not None:
         attention_mask = mask.hidden_as("ts" if len(mask.hidden) == 1 else "nts")  # (T,S) or (B*H,T,S)
     output: Tensor = module(
@@ -42,13 +42,13 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
 
 
 def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
-    """Set the probability of dropout; above 0 the module is put in training mode, since it drops nothing otherwise."""
+    """Set the dropout probability; above 0 put the module into training mode, since it drops nothing otherwise."""
     module.dropout = share
     module.train(share > 0)
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the module cannot run a workload, or None; rows without a visible key are refused (NaN)."""
+    """Return why the module cannot run a workload, or None; queries that see no key are refused (NaN)."""
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
     if workload.direction == "inference" and workload.biased and "out" not in workload.biased:

@@ -23,7 +23,7 @@ LARGEST_HEAD_DIM = 256
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, num_kv_heads: int) -> Tensor:
-    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K), with the batch packed into one row."""
+    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K); the batch is packed."""
     from torch.nn.attention.varlen import varlen_attn
 
     kernel: Any = partial(varlen_attn, enable_gqa=True) if query.shape[1] != num_kv_heads else varlen_attn
@@ -36,7 +36,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
 @lru_cache(maxsize=4)
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
-    """The bounds of the N sequences among queries (N + 1,) and keys (N + 1,), and the most queries and keys of one.
+    """Return the bounds of N sequences among queries (N + 1,) and keys (N + 1,), and the most queries and keys of one.
 
     A sequence is a batch row or, under the mask `document`, one document of a row.
     """
@@ -54,7 +54,7 @@ def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
 
 
 def takes_groups() -> bool:
-    """Whether this version of torch has `enable_gqa`."""
+    """Return whether `varlen_attn` has the parameter `enable_gqa` in this version of torch."""
     from torch.nn.attention import varlen
 
     return "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters

@@ -1,7 +1,7 @@
 """PyTorch's `varlen_attn` over a paged cache: FlashAttention that follows a block table, since torch 2.12.
 
-The window (-1, 0) is causal, counted from the end of each request (bottom-right). The kernel splits a request's keys
-by the longest request of the batch, on which the last bits of the output depend, too, unless num_splits is 1.
+The window (-1, 0) is causal, counted from the end of each request (bottom-right). The length of the
+longest request decides how the kernel splits the keys, and so the last bits of the output, unless num_splits is 1.
 
 Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
 
@@ -30,16 +30,16 @@ def attention(
     softmax_scale: float | None = None,
     window_size: tuple[int, int] = (UNLIMITED, 0),
 ) -> Tensor:
-    """Query (T, H, K), key_cache and value_cache (P, page_size, G, K) -> (T, H, K); causal by default.
+    """Compute attention, causal by default: query (T, H, K), both caches (P, page_size, G, K) -> (T, H, K).
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
-    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    Its keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
     block_table (N, pages of the longest request). softmax_scale is K**-0.5 by default. window_size are the numbers of
     keys that a query sees before and after its own, or -1 for all.
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    attended: Tensor = varlen_attn(  # type: ignore[assignment] # a tuple only if aux is asked for
+    attended: Tensor = varlen_attn(  # type: ignore[assignment] # a tuple only with aux outputs
         query,
         key_cache,
         value_cache,

@@ -25,7 +25,7 @@ def attention(
     is_causal_bottom_right: bool = False,
     num_kv_heads: int = 1,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
     mask = "causal" if is_causal else "causal_bottom_right" if is_causal_bottom_right else "no_mask"
     is_cross = query.shape[2] != key.shape[2]
     widths = query.shape[-1], value.shape[-1]
@@ -40,7 +40,7 @@ def attention(
 def module_for(
     num_heads: int, num_kv_heads: int, widths: tuple[int, int], mask: str, scale: float | None, *, is_cross: bool
 ) -> Any:  # noqa: ANN401 - the package's
-    """The module, without weights, for these sizes and mask; `widths` are K and V, and scale None is K**-0.5.
+    """Return the module, without weights, for these sizes and mask; `widths` are K and V, and scale None is K**-0.5.
 
     Its inputs have tokens before heads: (B, T, H, K).
     """

@@ -19,7 +19,10 @@ from attnbench.contract import Workload, missing_package
 def attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, bias: Tensor | None = None
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), bias broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V).
+
+    `bias` is an additive mask, broadcastable to (B, H, T, S).
+    """
     module = SimpleNamespace(num_key_value_groups=query.shape[1] // num_kv_heads, training=False)
     attended: Tensor = kernel()(module, query, key, value, bias, scaling=scale)[0]
     return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
@@ -27,7 +30,7 @@ def attention(
 
 @cache
 def kernel() -> Any:  # noqa: ANN401 - the package's
-    """The function that the package's models call."""
+    """Return the function that the package's models call."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     return eager_attention_forward

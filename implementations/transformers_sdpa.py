@@ -25,7 +25,10 @@ def attention(
     mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V).
+
+    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive.
+    """
     module = SimpleNamespace(num_key_value_groups=query.shape[1] // num_kv_heads, is_causal=False, training=False)
     attended: Tensor = kernel()(module, query, key, value, mask, scaling=scale, is_causal=is_causal)[0]
     return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
@@ -33,7 +36,7 @@ def attention(
 
 @cache
 def kernel() -> Any:  # noqa: ANN401 - the package's
-    """The function that the package's models call."""
+    """Return the function that the package's models call."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     return ALL_ATTENTION_FUNCTIONS["sdpa"]

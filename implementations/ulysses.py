@@ -1,8 +1,8 @@
-"""Ulysses: ranks swap tokens for heads, attend to all tokens, and swap back.
+"""Ulysses: ranks exchange tokens for heads, attend to all tokens, and exchange heads for tokens.
 
-In between, each rank holds all tokens of H / W heads, so H and G must be multiples of W.
+In between, each rank has all tokens of H / W heads, so H and G must be multiples of W.
 
-Source: https://arxiv.org/abs/2309.14509. Shapes as in contract/__init__.py; t: the tokens of one rank, W: the ranks.
+Source: https://arxiv.org/abs/2309.14509. Shapes: see contract/__init__.py; t: the tokens of one rank, W: the ranks.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from attnbench.ranks import Rank, not_over_ranks, over_ranks
 
 
 def to_heads(tensor: Tensor, rank: Rank) -> Tensor:
-    """All heads of a rank's tokens (B, H, t, K) -> some heads of all tokens (B, H/W, T, K)."""
+    """Exchange all heads of a rank's tokens (B, H, t, K) for some heads of all tokens (B, H/W, T, K)."""
     batch, heads, _, width = tensor.shape
     own = heads // rank.world_size
     shapes = [(batch, own, rank.num_tokens(each), width) for each in range(rank.world_size)]
@@ -24,7 +24,7 @@ def to_heads(tensor: Tensor, rank: Rank) -> Tensor:
 
 
 def to_tokens(tensor: Tensor, rank: Rank) -> Tensor:
-    """Some heads of all tokens (B, H/W, T, V) -> all heads of a rank's tokens (B, H, t, V)."""
+    """Exchange some heads of all tokens (B, H/W, T, V) for all heads of a rank's tokens (B, H, t, V)."""
     batch, own, _, width = tensor.shape
     numbers = [rank.num_tokens(each) for each in range(rank.world_size)]
     shapes = [(batch, own, rank.num_tokens(rank.rank), width)] * rank.world_size
@@ -36,7 +36,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401
-        """(B, H, t, K) -> (B, H/W, T, K), or the reverse."""
+        """Exchange (B, H, t, K) for (B, H/W, T, K), or the reverse."""
         ctx.rank, ctx.is_to_heads = rank, is_to_heads
         return (to_heads if is_to_heads else to_tokens)(tensor, rank)
 
@@ -48,13 +48,13 @@ class Exchange(torch.autograd.Function):
 
 
 def exchanged(tensor: Tensor, rank: Rank, *, is_to_heads: bool) -> Tensor:
-    """Swap tokens for heads, (B, H, t, K) -> (B, H/W, T, K), or heads for tokens."""
+    """Exchange tokens for heads, (B, H, t, K) -> (B, H/W, T, K), or heads for tokens."""
     output: Tensor = Exchange.apply(tensor, rank, is_to_heads)  # type: ignore[no-untyped-call]
     return output
 
 
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
-    """Query (B, H, t, K), key (B, G, t, K), value (B, G, t, V) of one rank -> its output (B, H, t, V)."""
+    """Compute one rank's output (B, H, t, V) from its query (B, H, t, K), key (B, G, t, K) and value (B, G, t, V)."""
     query, key, value = (exchanged(each, rank, is_to_heads=True) for each in (query, key, value))
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # -> (B,H/W,T,K), (B,H/W,T,V)
     made = torch.nn.functional.scaled_dot_product_attention(
@@ -66,7 +66,7 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tens
 def attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    """Compute attention over ranks: query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
     return over_ranks(attend_to_all, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal)
 
 

@@ -19,7 +19,7 @@ from attnbench.contract import Workload, missing_package, only_on
 def attention(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, is_causal_bottom_right: bool = False
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
     from xformers.ops import memory_efficient_attention
     from xformers.ops.fmha.attn_bias import LowerTriangularFromBottomRightMask, LowerTriangularMask
 

@@ -1,21 +1,21 @@
-"""Ring attention with a balanced causal mask: each rank holds one early and one late part of the tokens.
+"""Ring attention with a balanced causal mask: each rank has one early and one late part of the tokens.
 
-With W ranks there are 2W parts; rank r holds parts r and 2W - 1 - r, so that all ranks have the same number of visible
+With W ranks there are 2W parts; rank r has parts r and 2W - 1 - r, so that all ranks have the same number of visible
 pairs. Otherwise it is the same as `ring`.
 
-Source: https://github.com/zhuzilin/ring-flash-attention. Shapes as in contract/__init__.py.
+Source: https://github.com/zhuzilin/ring-flash-attention. Shapes: see contract/__init__.py.
 """
 
 from torch import Tensor
 
-from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - a plug's reasons
+from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - the harness reads it
 from attnbench.ranks import over_ranks, ring_pass
 
 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, num_kv_heads: int, world_size: int, is_causal: bool = False
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+    """Compute attention over ranks: query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
     return over_ranks(
         ring_pass, query, key, value, scale=scale, world_size=world_size, is_causal=is_causal, order="zigzag"
     )

@@ -1,1 +1,1 @@
-"""Validation of the method: acceptance, detection power, and a simulated machine. Not part of the package."""
+"""Studies that validate the method of attnbench. They are not part of the installed package."""

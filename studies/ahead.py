@@ -1,9 +1,10 @@
-"""Compile every Triton kernel of implementations/ ahead of time, without a GPU, and compare its needs with each GPU's.
+"""Compile the kernels of implementations/triton_flash.py without a GPU, and compare their needs with limits of GPUs.
 
-Command: `nox -s triton`, which renews results/gallery/gpu/shared_memory.md; only Triton is needed, in any version. A
-launch fails if a kernel needs more shared memory than a block may have, so each width and dtype is compiled as a launch
-with dense tensors would compile it: strides and addresses that are multiples of 16 let the compiler load tiles ahead,
-which needs more memory.
+`nox -s triton` runs this and renews results/gallery/gpu/shared_memory.md. It needs Triton, in any version.
+
+A launch fails if a kernel needs more shared memory than the GPU gives to one thread block. Each kernel is compiled for
+each width and dtype as for dense tensors, whose strides and addresses are multiples of 16: the compiler then loads
+tiles in advance, which needs the most memory.
 
 Sources: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities (limits), and
 https://triton-lang.org/main/python-api/triton.html.
@@ -26,20 +27,20 @@ import typer
 from attnbench.implementations import triton_flash
 
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
-"""Bytes of shared memory that a block may have, by compute capability; 12.0 has the limit of 8.9."""
+"""Most bytes of shared memory for one thread block, by compute capability (80 is 8.0); 12.0 has the limit of 8.9."""
 TENSOR_COLUMNS = 512
-"""Columns of the tensor memory, which compute capability 10.0 has."""
+"""Number of columns of the tensor memory, which GPUs of compute capability 10.0 have."""
 WIDTHS = (16, 32, 64, 128, 256)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 KERNELS = ("flash_fwd_tile", "flash_bwd_keys", "flash_bwd_queries")
 FLOATS = ("LSE", "DELTA")
-"""Parameters that are always in float32."""
+"""Tensor parameters of the kernels that are always in float32."""
 SOURCE = Path(triton_flash.__file__)
 PAGE = "shared_memory.md"
 
 
 class Cell(NamedTuple):
-    """A kernel as it is compiled."""
+    """One compilation: a kernel for a dtype, a head width, a compute capability, and a causal mask or none."""
 
     kernel: str
     dtype: str
@@ -49,28 +50,28 @@ class Cell(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Bytes of shared memory and columns of tensor memory that a kernel needs, and the rows of its tiles."""
+    """Resources of a compiled kernel: bytes of shared memory, columns of tensor memory, and rows of its tiles."""
 
     shared_bytes: int
     columns: int
     rows: int
 
     def fits(self, capability: int) -> bool:
-        """Whether a GPU of this compute capability can launch it."""
+        """Whether a GPU of this compute capability can launch the kernel."""
         return self.shared_bytes <= LIMITS[capability] and self.columns <= TENSOR_COLUMNS
 
 
 def cells() -> Iterator[Cell]:
-    """All cells."""
+    """Yield every combination of kernel, dtype, head width, compute capability and mask."""
     for choice in product(KERNELS, DTYPES, WIDTHS, LIMITS, (True, False)):
         yield Cell(*choice)
 
 
 def need(cell: Cell) -> Need:
-    """Compile a kernel for a GPU, which need not be present; return the resources that the kernel needs.
+    """Compile a kernel for a GPU, which need not be present, and return the resources that the kernel needs.
 
     Raises:
-        Exception: it does not compile.
+        Exception: the kernel does not compile.
     """
     import torch
     from triton import compile as compile_kernel
@@ -99,7 +100,7 @@ def need(cell: Cell) -> Need:
 
 
 def digest(source: str) -> str:
-    """A digest of the kernels in a file, unaffected by comments and other functions."""
+    """Return a digest of the kernels in a source text; comments and other functions do not change it."""
     kernels = [
         node
         for node in ast.parse(source).body
@@ -109,7 +110,7 @@ def digest(source: str) -> str:
 
 
 def page(needs: dict[Cell, Need], version: str) -> str:
-    """The table, with the larger need of causal and not causal."""
+    """Build the page. Each number is the larger need of two kernels, one with a causal mask and one without."""
     limits = ", ".join(f"{limit:,} on sm_{capability}" for capability, limit in LIMITS.items())
     lines = [
         "# Shared memory of the Triton kernels",
@@ -133,7 +134,7 @@ def page(needs: dict[Cell, Need], version: str) -> str:
 
 
 def main() -> int:
-    """Compile all cells, and write the page; return 1 if one does not fit."""
+    """Compile all kernels and write the page; return 1 if a kernel needs more than its GPU has, else 0."""
     import triton
 
     parser = argparse.ArgumentParser(description=__doc__)

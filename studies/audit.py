@@ -1,11 +1,12 @@
-"""The cost of fixed choices of an implementation: the regret of choosers on presets and on random shapes.
+"""Measure what it costs to always choose the same implementation, on the shapes of presets and on random shapes.
 
     python -m studies.audit --run DIR train held_out     measures; rerun it to resume
     python -m studies.audit --run DIR table --to results/gallery/fastest
 
-A policy is learned from only the training shapes. All choosers are judged on the held-out shapes: those of all presets,
-and random ones. On each, all implementations are checked and then timed in the same blocks. Every second visit selects
-the best, and the other visits measure all choosers, so that luck does not count as regret.
+A chooser picks an implementation for each shape. Its regret is the time of its choice relative to that of the fastest
+implementation. One chooser is a policy, learned from the training shapes alone. All choosers are judged on the held-out
+shapes: those of all presets, and random ones. On each shape, all implementations are checked and then timed in the same
+blocks. Every second process selects the fastest, and the others measure the regret, so that luck is not part of it.
 """
 
 import itertools
@@ -40,32 +41,33 @@ CHOOSERS = {
     "always flash": "sdpa_flash",
     "always math": "sdpa_math",
 }
-"""Choosers that always take one implementation, by name."""
+"""Choosers by name, each with the implementation that it always takes."""
 OTHERS = ("fused", "bmm", "einsum")
-"""Further implementations that a policy and the best may choose."""
+"""Further implementations that are timed: the fastest may be one of them, and our policy may choose them."""
 OURS = "our policy"
 NAMES = (*CHOOSERS.values(), *OTHERS)
 STEPS = ("train", "held_out", "table")
 NUM_TRAINED, NUM_DRAWN = 500, 200
 SEED_TRAINED, SEED_DRAWN = 11, 18
 DECODE, TRAINING = 0.25, 0.3
-"""Shares of random shapes: single-query shapes, and training shapes among the others."""
+"""Share of random shapes with a single query, and share of training shapes among the rest."""
 KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none", "training"), ("causal", "training"))
-"""Masks and kinds of work in the training set, each with every dtype."""
+"""Pairs of a mask and a kind of work in the training set; each pair occurs with every dtype."""
 VISITS_TRAINED, VISITS_HELD_OUT = 4, 12
 LARGEST_MEAN, LARGEST_WORST = 0.01, 0.05
-"""Limits of a policy's regret: the mean, and the worst case beyond the noise."""
+"""Limits of our policy's regret: its mean, and the largest part of it that noise does not explain."""
 CALL_LIMIT_S = 0.25
 MOST_FLOPS, MOST_SCORE_BYTES = 4e9, 2.0**28
-"""Limits of a random shape: its calls take milliseconds on one core."""
+"""Largest FLOPs and bytes of the score matrix of a random shape, so that a call takes milliseconds on one core."""
 POINTS = {"prefill": {"seq_len": ["256"]}, "decode": {"batch_size": ["1"], "kv_len": ["1024"]}}
-"""Settings at which presets are measured."""
+"""Values of axes at which presets are measured, by phase."""
 
 
 def drawn(number: int, seed: int, num_threads: int, *, of_each_kind: bool = False) -> list[Workload]:
-    """Draw at least `number` random shapes: short and long, batches, grouped heads, with a cache, both directions.
+    """Draw at least `number` different random workloads; they vary in length, heads, dtype, mask and direction.
 
-    With `of_each_kind` each mask, kind of work and dtype occurs equally often, so that rare ones are learned too.
+    With `of_each_kind`, each combination of mask, kind of work and dtype is drawn equally often, so that the policy
+    learns rare ones, too.
     """
     draws, found = random.Random(seed), dict[str, Workload]()
     kinds = list(itertools.product(("float32", "bfloat16"), KINDS))
@@ -78,7 +80,7 @@ def drawn(number: int, seed: int, num_threads: int, *, of_each_kind: bool = Fals
 
 
 def _any_kind(draws: random.Random) -> tuple[str, tuple[str, str]]:
-    """Draw a dtype, a mask and a kind of work."""
+    """Draw a dtype, and a mask with a kind of work: decode, prefill or training."""
     is_decode = draws.random() < DECODE
     dtype = draws.choice(["float32", "float32", "float32", "bfloat16"])
     mask = "none" if is_decode else draws.choice(["none", "causal"])
@@ -103,7 +105,7 @@ def _drawn(draws: random.Random, kind: str, *, mask: str, dtype: str, num_thread
 
 
 def of_presets(num_threads: int) -> list[Workload]:
-    """List each kind of layer of each preset, in each phase that it has."""
+    """List a workload for each kind of layer of each preset, in each phase that the preset has."""
     found: dict[str, Workload] = {}
     for name in models.names():
         model = models.preset(name)
@@ -111,13 +113,13 @@ def of_presets(num_threads: int) -> list[Workload]:
             if phase in model.phases:
                 for each in models.workloads(model, phase, settings if model.kind == "decoder" else {}):
                     workload = msgspec.structs.replace(each, num_threads=num_threads)
-                    if not workload.operands and not workload.scale:  # a plain function is not passed these
+                    if not workload.operands and not workload.scale:  # plain functions receive neither of the two
                         found.setdefault(workload.id, workload)
     return list(found.values())
 
 
 def planned(workloads: Sequence[Workload], seed: int, num_visits: int) -> Plan:
-    """Plan a run that checks everything, then visits each workload equally often, each time in a fresh process."""
+    """Plan a run that checks every cell, then visits each workload `num_visits` times, each time in a fresh process."""
     limits = build_plan(sweep="fastest", implementations=NAMES, call_limit_s=CALL_LIMIT_S, seed=seed)
     return msgspec.structs.replace(
         limits,
@@ -131,7 +133,7 @@ def planned(workloads: Sequence[Workload], seed: int, num_visits: int) -> Plan:
 
 
 def measure(folder: Path, workloads: Sequence[Workload], seed: int, num_visits: int) -> None:
-    """Start the run in that folder, or resume it."""
+    """Start a run in `folder`, or resume the run that is there."""
     plan = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, seed, num_visits)
     running.execute(plan, folder, stages=("check",))
     running.execute(plan, folder, stages=("time",))
@@ -139,10 +141,10 @@ def measure(folder: Path, workloads: Sequence[Workload], seed: int, num_visits: 
 
 @dataclass(frozen=True, kw_only=True)
 class Regret:
-    """Cost of a choice on one workload: the logarithm of its time over the best's, from visits that did not choose.
+    """Cost of a choice on one workload, measured in processes that did not select the fastest implementation.
 
-    `log` is None if the choice has no time. `half` and `half_reference` are the half-widths of the intervals of both
-    logs: smaller differences are noise.
+    `log` is the logarithm of the choice's time over that of the fastest; None if the choice has no time. `half` and
+    `half_reference` are half-widths of the intervals of `log` and `against_reference`: smaller differences are noise.
     """
 
     workload: Workload
@@ -150,22 +152,22 @@ class Regret:
     best: str
     log: float | None
     half: float
-    against_reference: float | None  # logarithm of the time over that of PyTorch's own choice
+    against_reference: float | None  # logarithm of the choice's time over that of PyTorch's own choice
     half_reference: float
 
     @property
     def beyond(self) -> float:
-        """The part of its log beyond the noise."""
+        """The part of `log` that exceeds the noise, at least 0."""
         return max(0.0, (self.log or 0.0) - self.half)
 
     @property
     def is_behind(self) -> bool:
-        """Whether PyTorch's own choice is faster, beyond the noise."""
+        """Whether PyTorch's own choice is faster by more than the noise."""
         return self.against_reference is not None and self.against_reference > self.half_reference
 
 
 def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Regret]:
-    """Compute the regret of one chooser on each workload with a time."""
+    """Yield the regret of one chooser on each workload on which a fastest implementation is known."""
     for found in recommend(results):
         stands = found.standing
         if stands is None:
@@ -188,7 +190,7 @@ def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Reg
 
 
 def mean(logs: Sequence[float]) -> tuple[float, float]:
-    """Return the mean log ratio, and the half-width of its 95 % interval over workloads."""
+    """Return the mean of log ratios, one for each workload, and the half-width of its 95 % interval."""
     number = len(logs)
     centre = sum(logs) / number
     error = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(1, number - 1) / number)
@@ -196,7 +198,7 @@ def mean(logs: Sequence[float]) -> tuple[float, float]:
 
 
 def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
-    """Summarise the cost of a chooser in one row."""
+    """Build the row of a chooser in the table from its regrets."""
     logs = [each.log for each in found if each.log is not None]
     centre, half = mean(logs)
     worst = max(found, key=lambda each: each.beyond)
@@ -213,7 +215,7 @@ def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
 
 
 def miss(found: Regret) -> str:
-    """Describe one shape on which a choice missed its limit."""
+    """Describe a shape on which the policy missed a limit."""
     best, own = (significant(math.exp(log or 0.0), 3) for log in (found.log, found.against_reference))
     return f"{found.chosen} on {found.workload.id}: {best}x of {found.best}, {own}x of PyTorch's own choice"
 
@@ -223,7 +225,7 @@ def _share(log: float) -> str:
 
 
 def table(run: Path, to: Path) -> str:
-    """Learn the policy, judge all choosers, and write the results."""
+    """Learn the policy, judge all choosers, and write policy.json and audit.md; return the text of audit.md."""
     trained, held_out = read(run / "train"), read(run / "held_out")
     policy = learn(trained)
     to.mkdir(parents=True, exist_ok=True)
@@ -281,7 +283,7 @@ def main(
     num_threads: int = 1,
     number: Annotated[int, typer.Option(help="Of drawn shapes; 0: as in the gallery.")] = 0,
 ) -> None:
-    """Measure the named parts, or write the table."""
+    """Run the named steps: measure the training shapes or the held-out shapes, or write the table."""
     if unknown := set(steps or ()) - set(STEPS):
         raise typer.BadParameter(f"{min(unknown)}: choose among {', '.join(STEPS)}")
     for step in steps or STEPS:

@@ -1,6 +1,6 @@
-"""`python -m studies.first_answer`: the time of `check` for right and wrong functions and modules.
+"""`python -m studies.first_answer`: the time that `attnbench check` takes for right and wrong functions and modules.
 
-The machine must be idle.
+Run it on an idle machine.
 """
 
 import math
@@ -66,7 +66,7 @@ CHECKS = {
     "a wrong function, until its sentence": ("mine.py:mistaken", "first_s", 5),
     "a wrong module, until its sentence": ("mine.py:wrong_module", "first_s", 5),
 }
-"""Checked implementations, the duration that counts, and its limit in seconds."""
+"""Checks by title: the implementation, the field of a row with the duration that counts, and its limit in seconds."""
 
 
 def first_answer(
@@ -97,7 +97,7 @@ def first_answer(
 
 
 def timed(name: str, tree: Path, number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
-    """Check an implementation from an empty folder, and time the first line with a finding, and the end."""
+    """Check an implementation in a folder with only mine.py; return the seconds to the first finding and to the end."""
     environment = os.environ | {"PYTHONPATH": module_path(tree), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     with tempfile.TemporaryDirectory(prefix="first-answer-") as folder:
         Path(folder, "mine.py").write_text(MINE, encoding="utf-8")
@@ -120,7 +120,7 @@ def timed(name: str, tree: Path, number: int = 0) -> list[Row]:  # noqa: ARG001 
 
 
 def show(rows: list[Row], field: str) -> str:
-    """The median, the smallest and the largest duration, and the exit codes."""
+    """Format the median, smallest and largest duration, and the exit codes; "-" without rows."""
     seconds, codes = [row[field] for row in rows], sorted({row["exit_code"] for row in rows})
     if not rows:
         return "-"

@@ -1,7 +1,7 @@
-"""The frame of a study: named pieces, made one repetition at a time and stored at once.
+"""The common frame of studies: a study has named pieces, and each repetition of a piece is stored when it ends.
 
-An interrupted study continues where it stopped; without its parts it begins again. Each piece has a file below
-DIR/parts, and each line of it the rows of one repetition.
+So an interrupted study continues where it stopped. A piece has a file in DIR/parts, with the rows of one repetition in
+each line. To repeat a study from the beginning, delete DIR/parts.
 """
 
 import json
@@ -18,15 +18,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One part of a study."""
+    """One part of a study, which is repeated `size` times."""
 
     name: str  # unique in its study
-    make: Callable[[int], Sequence[Row]]  # rows of a repetition, by its number from 0, as JSON can hold them
+    make: Callable[[int], Sequence[Row]]  # returns the rows of a repetition, given its number from 0, for JSON
     size: int = 1  # number of repetitions
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file, all of it or nothing."""
+    """Write a file and create its folder; a crash leaves the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.draft")
     draft.write_text(text, encoding="utf-8")
@@ -34,12 +34,12 @@ def save(path: Path, text: str) -> None:
 
 
 def file_of(folder: Path, name: str) -> Path:
-    """The file with the rows of a piece."""
+    """Return the path of the file with the rows of a piece."""
     return folder / "parts" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.jsonl"
 
 
 def rows(folder: Path, name: str) -> list[Row]:
-    """The stored rows of a piece; empty if it was not run."""
+    """Load the stored rows of all repetitions of a piece; empty if it was not run."""
     return [row for line in _lines(file_of(folder, name)) for row in json.loads(line)]
 
 
@@ -49,9 +49,10 @@ def done(folder: Path, name: str) -> int:
 
 
 def complete(pieces: Sequence[Piece], folder: Path, most: int = 0, pool: Executor | None = None) -> None:
-    """Make the missing repetitions; `most` limits them for each piece.
+    """Run the missing repetitions of all pieces; `most` limits the repetitions of each piece (0: no limit).
 
-    Repetitions alternate between the pieces, so that all meet the same machine; with a pool, each piece is a job of it.
+    Pieces take turns, one repetition each, so that a change of the machine affects all of them. With a pool, each piece
+    is one job instead.
     """
     if pool is None:
         for number in range(max((piece.size for piece in pieces), default=0)):
@@ -64,12 +65,12 @@ def complete(pieces: Sequence[Piece], folder: Path, most: int = 0, pool: Executo
 
 
 def progress(text: str) -> None:
-    """Print a line about the work under way."""
+    """Print one line about the work in progress to standard error."""
     print(" ".join(text.split())[:300], file=sys.stderr, flush=True)  # noqa: T201 - progress
 
 
 def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> None:
-    """Make and store the missing repetitions of a piece."""
+    """Run the repetitions of a piece with these numbers that are missing, and store their rows."""
     path, size = file_of(folder, piece.name), min(piece.size, most or piece.size)
     for number in numbers:
         lines = _lines(path)
@@ -80,5 +81,5 @@ def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> No
 
 
 def _lines(path: Path) -> list[str]:
-    """The whole lines of a file, without one that was cut off."""
+    """Read the complete lines of a file; a last line without a line break, which was cut off, is left out."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []

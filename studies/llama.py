@@ -1,4 +1,4 @@
-"""Llama's attention from transformers, with its rotary embedding inside: an honest module of `studies.margins`."""
+"""Llama's attention from transformers with its rotary embedding, a right module that `studies.margins` measures."""
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,18 @@ class Rotating(nn.Module):
             num_key_value_heads=sizes.num_kv_heads,
             head_dim=sizes.head_dim,
         )
-        config._attn_implementation = "eager"  # noqa: SLF001 - what its models set
+        config._attn_implementation = "eager"  # noqa: SLF001 - models of transformers set it, too
         self.attention, self.rotary = LlamaAttention(config, layer_idx=0), LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, D), and numbers that are added to the scores -> (B, T, D)."""
+        """Attend: x (B, T, D), and a mask whose numbers are added to the scores -> output (B, T, D)."""
         places = torch.arange(x.shape[1], device=x.device)[None]
         output: Tensor = self.attention(x, position_embeddings=self.rotary(x, places), attention_mask=mask)[0]
         return output
 
 
 def called(module: nn.Module, x: Tensor, _context: Tensor, mask: BoundMask) -> Tensor:
-    """The module's output under the mask."""
+    """Call the module with the mask as numbers to add: x (B, T, D) -> output (B, T, D)."""
     output: Tensor = module(x, mask.added(x.dtype))
     return output
 

@@ -1,9 +1,10 @@
-"""`python -m studies.margins`: distance of honest code from the limits, on every kind of processor available.
+"""`python -m studies.margins`: how close right implementations come to the limits of errors, on each instruction set.
 
-The cells are those of `attnbench check`, for functions and modules. Seeds go round all cells; every probe of a cell is
-answered by every bundled implementation that supports it and needs no compiler, and by a Llama. A separate process
-measures each instruction set that PyTorch can be limited to, with one thread and with two; these share out the seeds,
-and each round moves on by one, so that a cell meets another place. Rerun the command to resume.
+Workloads are those of `attnbench check`, for functions and modules. A seed selects a workload and draws its inputs.
+Each bundled implementation that supports the workload and needs no compiler answers every probe (kind of input), and so
+does Llama's module. A place is an instruction set that PyTorch can be limited to, with one thread or two; each place
+has a process of its own. Seeds are divided among the places so that a workload meets another place in the next round of
+seeds. Rerun the command to resume.
 """
 
 import json
@@ -36,19 +37,19 @@ CAPABILITIES = ("default", "avx2", "avx512")
 THREADS = (1, 2)
 CLOSEST = ("dtype", "tensor", "implementation", "workload", "probe")
 MOST_SHARE = 0.5
-"""Honest code may use at most this share of a limit."""
+"""The study fails if an error of a right implementation is more than this share of its limit."""
 LLAMA = Path(__file__).with_name("llama.py")
-"""A module of transformers that rotates queries and keys itself, as most language models do."""
+"""File of a module that rotates queries and keys itself, as most language models do."""
 SKIPPED = ("context_parallel",)
-"""It needs a GPU for each rank."""
+"""Implementations that are left out: this one needs a GPU for each rank."""
 REFUSED = "pack_vnni2 is only supported when avx512 is supported"
-"""The error of SDPA in torch 2.13 in bfloat16 on a processor with AMX, limited to older instruction sets."""
+"""Error message of SDPA in bfloat16 (torch 2.13) on a processor with AMX that is limited to older instruction sets."""
 SEEDS_PER_RANKS = 4
-"""Implementations over several processes, which are slow to call, answer one seed in so many."""
+"""Implementations over several processes are slow to call: they answer one of this many seeds."""
 
 
 class Margin(msgspec.Struct, frozen=True):
-    """One implementation's errors in one tensor, as shares of the limits."""
+    """Errors of one implementation in one tensor, as shares of their limits: `largest` and `rms`."""
 
     capability: str
     threads: int
@@ -63,9 +64,9 @@ class Margin(msgspec.Struct, frozen=True):
 
 
 def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]]]]:
-    """The honest implementations by name, and each cell of the default check with the names of those that it asks.
+    """Return the implementations by name, and the workloads of the default check with the implementations for each.
 
-    A module is checked on the cells of functions, too, with its projections.
+    Bundled implementations also get the same workloads in scope `module`, with projections.
     """
     names = [name for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED]
     specs = [*names, f"{LLAMA}:llama"] if find_spec("transformers") else names
@@ -85,7 +86,10 @@ def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]
 def margins_of(
     seed: int, cell: Workload, every: Mapping[str, Implementation], place: tuple[str, int]
 ) -> Iterator[Margin]:
-    """Measure these implementations with one seed."""
+    """Yield the margins of the implementations `every` at the workload `cell`, with inputs drawn from the seed.
+
+    `place` is an instruction set and a number of threads.
+    """
     workload = msgspec.structs.replace(cell, seed=seed)
     for probe, reference in References(workload, seed).by_probe.items():
         for name, tried in every.items():
@@ -109,7 +113,10 @@ def margins_of(
 
 
 def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int) -> None:
-    """Measure the missing seeds of one place: every `step`-th from `first` on, enough for all cells."""
+    """Measure the missing seeds of one place: every `step`-th seed from `first` on.
+
+    There is at least one seed for each workload.
+    """
     torch.set_num_threads(place[1])
     every, cells = planned()
     own = range(first, max(seeds, len(cells)), step)
@@ -125,7 +132,7 @@ def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int)
 
 
 def capabilities() -> list[str]:
-    """List the instruction sets that PyTorch can be limited to here, up to its own choice."""
+    """List the instruction sets that PyTorch can be limited to on this processor, up to the one that it uses itself."""
     here = torch.backends.cpu.get_cpu_capability().lower()
     return list(CAPABILITIES[: CAPABILITIES.index(here) + 1]) if here in CAPABILITIES else ["default"]
 
@@ -154,7 +161,7 @@ def main(
 
 
 def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
-    """Write the tables of all implementations and of all cells, and a page; return the largest share."""
+    """Write margins.csv (implementations), cells.csv (workloads) and margins.md; return the largest share."""
     places = ["capability", "threads"]
     margins["share"] = margins[["largest", "rms"]].max(axis=1)
     table = margins.loc[margins.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})
@@ -186,7 +193,7 @@ def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
 
 
 def _row(row: dict[Hashable, Any], columns: Sequence[str]) -> dict[str, str]:
-    """Format a row of a table: some columns, and the shares."""
+    """Format a row of a table: the given columns, then the largest and the RMS error as shares of their limits."""
     shares = {"largest error": f"{row['largest']:.2f}", "RMS error": f"{row['rms']:.2f}"}
     return {name: str(row[name]) for name in columns} | shares
 

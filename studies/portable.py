@@ -1,7 +1,8 @@
-"""`python -m studies.portable --out DIR NAME...`: does `attnbench check` judge alike with portable workers?
+"""`python -m studies.portable --out DIR NAME...`: does `attnbench check` judge alike with forked and spawned workers?
 
-Each NAME is a file or a bundled implementation (none: all of them). It is checked with the same seed by forked workers
-and by spawned ones, which other systems than Linux have. Rerun it to resume; the exit code is 1 if any verdict differs.
+Forked workers are for Linux, spawned ones for all systems. Each NAME is a file or a bundled implementation; without
+names, all bundled ones are checked, with the same seed both ways. Rerun the command to resume. The exit code is 1 if a
+verdict differs.
 """
 
 import argparse
@@ -20,11 +21,12 @@ from studies.frame import Piece, Row
 SEED = 7
 WAYS = {"forked": {}, "spawned": {"ATTNBENCH_WORKERS": "spawn"}}
 COMPARED = ("verdict", "mistakes")
-"""Fields of an answer. The broken rules of code that draws numbers, or caches by address, differ between processes."""
+"""Fields of an answer that must be equal. Broken rules are not among them: those of code that draws random numbers or
+caches by address differ between processes."""
 
 
 def checked(name: str, way: str) -> dict[str, Any]:
-    """Run `attnbench check NAME` with workers of this kind; return its exit code and its implementations."""
+    """Run `attnbench check NAME` with workers of the kind `way`; return its exit code, implementations and message."""
     command = [sys.executable, "-m", "attnbench", "check", name, "--seed", str(SEED), "--json"]
     done = subprocess.run(command, env=os.environ | WAYS[way], capture_output=True, text=True, check=False)  # noqa: S603 - our own
     try:
@@ -36,7 +38,7 @@ def checked(name: str, way: str) -> dict[str, Any]:
 
 
 def compare(name: str, _: int) -> list[Row]:
-    """Check one file or implementation both ways; one row for each implementation in it."""
+    """Check a file or implementation with both kinds of workers; return a row for each implementation in it."""
     ends = {way: checked(name, way) for way in WAYS}
     rows = []
     for implementation in sorted({each for end in ends.values() for each in end["implementations"]}) or [""]:
@@ -51,13 +53,13 @@ def compare(name: str, _: int) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Format the counts first, then a line for each implementation."""
+    """Format the number of equal verdicts, then a table with a row for each implementation."""
     num_same = sum(row["forked"] == row["spawned"] for row in rows)
     return f"{num_same} of {len(rows)} judged alike by forked and spawned workers.\n\n{markdown_table(rows)}\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare the names that have no rows yet, and print the table of all names."""
+    """Check the names that have no rows yet, and print the table of all names; return 1 if a verdict differs."""
     parser = argparse.ArgumentParser(prog="python -m studies.portable", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where rows are kept")
     parser.add_argument(

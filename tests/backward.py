@@ -6,7 +6,10 @@ import torch
 
 
 class Backward(torch.autograd.Function):
-    """`changes` are functions of a step's result; `made` is a function of the gradients and the saved tensors."""
+    """Attention in which `changes`, functions by step, replace the result of a step of the backward pass.
+
+    A change gets the result of its step; the change `made` gets all gradients, and the saved tensors.
+    """
 
     @staticmethod
     def forward(ctx, query, key, value, hidden, changes):

@@ -1,4 +1,4 @@
-"""A judge and a runner in one process, so that a test can look into both; the oracle's answers are shared."""
+"""A judge and a runner in one process, so that a test can look into both; tests share the oracle's answers."""
 
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,7 @@ from attnbench.workloads.workload import Workload
 
 @lru_cache(maxsize=128)
 def references(point: Workload, seed: int = 0, *, is_brief: bool = False) -> References:
-    """The oracle's answers at a workload, computed once for all tests of a process."""
+    """Compute the oracle's answers at a workload, once for all tests of a process."""
     return References(point, seed, is_brief=is_brief)
 
 
@@ -34,14 +34,14 @@ def judge_of(runner: Worker) -> Worker:
 def checked(
     cell: Target, runner: Worker | None = None, judge: Worker | None = None, **options: Any
 ) -> CellChecked | Failed:
-    """Judge a cell in `runner`, by default a fresh one; `judge` asks a runner of its own."""
+    """Check a cell in `runner`, by default a new one; a given `judge` uses its own runner instead."""
     judge = judge or judge_of(runner or Worker(Heartbeat()))
     reply: CellChecked | Failed = judge.answer("check", cell=cell, limit_s=LIMIT_S, seed=0, **options)
     return reply
 
 
 def facts(agreement: Agreement) -> dict[str, object]:
-    """All that an agreement says, except digits and equal bits, which depend on where a tensor lies in memory."""
+    """Return the facts of an agreement without digits and equality of bits, which depend on addresses in memory."""
     rules = [each for each in agreement.rules if each.rule != REPEATABLE]
     return {
         "tensors": [(probe, each.tensor, each.grade) for probe, each in agreement.tensors()],
@@ -57,6 +57,6 @@ def bundled() -> dict[str, Implementation]:
 
 
 def portable() -> list[str]:
-    """The names of those that run on any machine without compiling."""
+    """List the bundled implementations that run on any machine and do not compile."""
     point = Workload(scope="module", seq_len=4, mask="causal")
     return [name for name, each in bundled().items() if not each.compiles and each.unsupported(point) is None]

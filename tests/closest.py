@@ -1,7 +1,7 @@
-"""The closest call of all numeric tests: the ratio of each test's worst tensor to its limit, on either side.
+"""Record how close numeric tests come to a limit, from below or from above.
 
-With ATTNBENCH_CLOSEST=FILE each test that compares tensors with the one tolerance adds a line to FILE: its name, and
-the largest error / tolerance that it met.
+With ATTNBENCH_CLOSEST=FILE, each test that compares tensors by the project's tolerance adds a line to FILE: its name,
+and the largest error / tolerance that it met.
 """
 
 import json
@@ -19,7 +19,7 @@ from attnbench.storage.records import TensorError
 
 @pytest.fixture(autouse=True)
 def closest_call(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Record the largest error / tolerance of a test, if a file for it is named."""
+    """Record the largest error / tolerance of a test, if ATTNBENCH_CLOSEST names a file."""
     if not (file := os.environ.get("ATTNBENCH_CLOSEST")):
         yield
         return
@@ -40,7 +40,7 @@ def closest_call(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def report(file: Path, number: int = 5) -> str:
-    """Return the tests closest to a limit, below it and above it."""
+    """Format the `number` tests that come closest to a limit from below, and those from above."""
     calls = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     sides = {
         "right": sorted((each for each in calls if each["ratio"] <= 1), key=lambda each: -each["ratio"]),
@@ -53,4 +53,4 @@ def report(file: Path, number: int = 5) -> str:
 
 
 if __name__ == "__main__":
-    print(report(Path(os.environ["ATTNBENCH_CLOSEST"])))  # noqa: T201 - what it is for
+    print(report(Path(os.environ["ATTNBENCH_CLOSEST"])))  # noqa: T201 - its output

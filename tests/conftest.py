@@ -19,12 +19,15 @@ from tests.closest import closest_call
 from tests.places import ORDER
 
 __all__ = ["closest_call"]
-"""A hook: each test's closest call is recorded on demand."""
+"""The fixture of tests/closest.py, which applies to all tests."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run documents first, which take longest, and move cases of tests marked `one_in` to the long tests."""
+    """Run the tests of documents first, since they take longest, and mark cases of tests with `one_in` as long tests.
+
+    With a seed in the variable ORDER, shuffle the files and the tests of each file.
+    """
     items.sort(key=lambda item: item.path.name != "test_documents.py")
     cases: Counter[str] = Counter()
     for item in items:
@@ -35,20 +38,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[test] += 1
     if seed := os.environ.get(ORDER):
         draws = random.Random(seed)
-        files = dict.fromkeys(item.path for item in items)  # those of a file stay together, with its fixtures
+        files = dict.fromkeys(item.path for item in items)  # the tests of a file stay together, because of its fixtures
         order = {path: draws.random() for path in files}
         items.sort(key=lambda item: (order[item.path], draws.random()))
 
 
 def pytest_collection_finish() -> None:
-    """Exclude existing objects from garbage collections: each visit of a run, real or simulated, makes one."""
+    """Exclude the present objects from garbage collections, since each visit of a run collects garbage."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_worker():
-    """Hide the worker variable: pytest-benchmark measures nothing in tests' subprocesses if it sees a worker."""
+    """Hide the variable of pytest-xdist: with it, pytest-benchmark measures nothing in processes that tests start."""
     os.environ.pop("PYTEST_XDIST_WORKER", None)
 
 
@@ -62,7 +65,7 @@ def own_caches(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Use one thread, if no number is set: on small tensors a second one mostly waits, or competes with other tests."""
+    """Use one thread unless OMP_NUM_THREADS is set: on small tensors a second one waits, or competes with tests."""
     before = torch.get_num_threads()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     yield
@@ -78,13 +81,13 @@ def own_verbosity() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quiet_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ignore the load of the tests themselves, which makes runs doubtful, except in tests of that."""
+    """Ignore the load by other tests, which would make runs doubtful; tests of such doubts set their own limit."""
     monkeypatch.setattr(comparisons, "MOST_WAITING", 1.0)
 
 
 @pytest.fixture(scope="module")
 def forked_workers() -> Iterator[None]:
-    """Use workers that start at once, for runs that do not test the start."""
+    """Use workers that start at once (tests/forks.py), for runs that do not test the start of workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", forks.python())
         yield
@@ -92,7 +95,7 @@ def forked_workers() -> Iterator[None]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """React to SIGINT, here and in processes that a test starts: a shell's job in the background ignores it."""
+    """React to SIGINT, here and in processes that a test starts, since a background job of a shell ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -100,7 +103,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture
 def many_visits() -> Iterator[None]:
-    """Turn off line coverage in whole runs on simulated machines, where counting takes longer than running."""
+    """Turn off line coverage for whole runs on simulated machines, where counting lines takes longer than the run."""
     counting = coverage.Coverage.current()
     if counting is not None:
         counting.stop()

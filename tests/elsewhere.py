@@ -1,8 +1,8 @@
 """Another device for tests: its tensors are meta tensors, with shapes, dtypes and places, but no numbers.
 
-Reads from it return random numbers, so that code that computes there and compares here runs to its end. An operation
-between tensors of two devices fails as it does with any other device. `Counted` counts the work and memory that it
-would have needed.
+Reads from it return random numbers, so that code which computes on the device and compares on the CPU runs to its end.
+An operation between tensors of two devices fails as it does with any other device. `Counted` counts the memory that the
+device would have needed.
 """
 
 import sys
@@ -25,7 +25,7 @@ COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 
 
 class Elsewhere(Cpu):
-    """The device; none of it is the host's."""
+    """The device, which is not the host and has no memory in common with it."""
 
     torch_device = "meta"
     is_host = False
@@ -33,7 +33,7 @@ class Elsewhere(Cpu):
 
 @contextmanager
 def installed(made: type[Device], name: str = NAME) -> Iterator[None]:
-    """Register the device under that name within the context."""
+    """Register the device class `made` under that name within the context."""
     module = types.ModuleType(f"attnbench.devices.{name}")
     module.DEVICE = made
     known = (*devices.names(), name)
@@ -45,9 +45,9 @@ def installed(made: type[Device], name: str = NAME) -> Iterator[None]:
 
 
 class Counted(TorchDispatchMode):
-    """Reads of numbers are answered; bytes of storages there are counted during their lifetime.
+    """A mode that answers reads of numbers, and counts the bytes of the storages that exist on the device.
 
-    Tensors with `large` elements or more take no memory on the host, either: they are one expanded number.
+    Copies to the host with `large` elements or more need no memory there, either: they are one expanded number.
     """
 
     def __init__(self, large: float = float("inf")) -> None:

@@ -1,10 +1,10 @@
 """A Python that starts at once: it forks from a process that has imported torch and other packages already.
 
 Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes. `python()`
-names a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It passes its arguments,
-environment, folder and open files to a server, which forks, and it ends as the child ends. If it is killed, the child's
-whole group is killed, too. Each child imports the project afresh from its own PYTHONPATH: the server imports only other
-packages.
+returns a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It passes its arguments,
+environment, folder and open files to a server, which forks a child, and it ends with the exit code of the child. If it
+is killed, the child's whole process group is killed, too. Each child imports the project again from its own PYTHONPATH:
+the server imports only other packages.
 
 A child differs from a separate process in one way: variables that a library reads during its import, such as
 OMP_NUM_THREADS, are the server's. Other options of Python start a real one.
@@ -75,7 +75,7 @@ os._exit(code)
 
 @cache
 def python() -> str:
-    """Return the program. Its server starts with the first call, and ends with this process."""
+    """Return the path of the program. Its server starts with the first call, and ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="forks-"))
     client, address = folder / "python", str(folder / "socket")
     client.write_text(CLIENT.format(python=sys.executable, address=address), encoding="utf-8")
@@ -139,7 +139,7 @@ def attend(line: socket.socket) -> None:
 
 
 def place(files: list[int], numbers: list[int]) -> None:
-    """Give the received files their numbers in the caller."""
+    """Give the received files the numbers that they have in the caller."""
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, 512) for file in files]
     for file, number in zip(aside, numbers, strict=True):
         os.dup2(file, number)
@@ -185,10 +185,10 @@ def become(
 
 
 def run(arguments: list[str], client: str) -> None:
-    """Do as the arguments of `python` say.
+    """Run a module, a text or a script, as `python` does with these arguments.
 
-    A worker of the harness gets the true Python as `sys.executable`, since torch starts compilers with it; all others
-    get the client, so that their workers are forked too.
+    A worker of the harness gets the real Python as `sys.executable`, since torch starts compilers with it. All other
+    programs get the client, so that their workers are forked, too.
     """
     given = list(arguments)
     with_folder = True

@@ -61,7 +61,7 @@ SPEEDS = {  # time at T=512 in seconds, growth exponent, share of the score matr
 }
 BASELINE = "sdpa"
 Times = tuple[float, Callable[[Workload, str], float]]
-"""The slowdown of all but the baseline, and the true time of a call."""
+"""The slowdown of all implementations but the baseline, and a function that gives the true seconds of a call."""
 ENVIRONMENT = Environment(
     cpu="Example CPU @ 2.00GHz",
     cpu_capability="AVX2",
@@ -78,7 +78,7 @@ ENVIRONMENT = Environment(
 
 
 def ceilings(workload: Workload, matmul: float = 1.2e12, copy: float = 8e10, crowding: float = 0.0) -> Ceilings:
-    """Build three rounds that all reach these rates; a copy larger than the caches reaches a third of its rate."""
+    """Build ceilings from three rounds at these rates; a copy larger than the caches reaches a third of `copy`."""
     device, dtype, num_threads = workload.place
     samples = [
         CeilingSample(kind, dtype, size, amount, amount / rate, 1, number)
@@ -93,7 +93,7 @@ def ceilings(workload: Workload, matmul: float = 1.2e12, copy: float = 8e10, cro
 
 
 def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
-    """Combine the values of the given axes, lengths innermost."""
+    """Build a workload for each combination of the values of these axes; the last axis varies fastest."""
     found: list[dict[str, int | str]] = [{}]
     for axis, values in axes.items():
         found = [{**point, axis: value} for point in found for value in values]
@@ -101,7 +101,7 @@ def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
 
 
 def planned(points: tuple[Workload, ...], names: tuple[str, ...], **fields: Any) -> Plan:
-    """Plan a run of few processes next to the baseline."""
+    """Plan a run of these implementations with the baseline `sdpa`; `fields` replace the usual settings."""
     usual: dict[str, Any] = {"sweep": "example", "baseline": BASELINE, "metrics": ("latency",), "budget_s": 0.0}
     usual |= {"call_limit_s": 10.0, "timeout_s": 60.0, "num_blocks": 4}
     return Plan(workloads=points, implementations=names, **(usual | fields))
@@ -127,11 +127,11 @@ def write(
     time_of: Callable[[Workload, str], float] | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
 ) -> Results:
-    """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline.
+    """Write the run's journal into `folder` and read it back; `slowdown` multiplies all times but the baseline's.
 
-    `levels` are the ceilings' arguments; with {} there are none, as in older journals.
+    `levels` are arguments of `ceilings`; with {} the journal has no ceilings, as older journals.
 
-    Each workload is visited `num_visits` times in each epoch; `time_of` replaces the true times of `seconds`.
+    Each workload is visited `num_visits` times in each epoch (process); `time_of` replaces the true times of `seconds`.
     """
     fields = {"metrics": ("latency", "peak_memory"), "budget_s": 60.0, "call_limit_s": 5.0, "timeout_s": 30.0}
     plan = planned(points, names, smallest_effect=smallest_effect, **fields)
@@ -181,7 +181,7 @@ QUICK_NAMES = ("naive_loop", "fused", "einsum", "bmm", "chunked", "sdpa", "sdpa_
 
 
 def quick_times(workload: Workload, name: str) -> float:
-    """Times of a processor without half precision: there, and at short lengths, the textbook forms win."""
+    """Return the seconds on a processor without half precision: there, and at short lengths, textbook forms win."""
     time_s = seconds(workload, name)
     if name in {"fused", "einsum", "bmm"}:
         time_s *= 0.27 if workload.dtype != "float32" else (0.42 if workload.seq_len <= 128 else 1.0)

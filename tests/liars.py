@@ -1,4 +1,4 @@
-"""Implementations that misbehave, each differently, for the run that must survive them."""
+"""Implementations that misbehave, each in another way, for tests that a run survives them."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ COUNTERS = Path(os.environ.get("LIARS_COUNTERS", "/nonexistent"))
 
 
 def is_past_its_check(name, query):
-    """Whether it was called more often, by all processes together, than checks and untimed passes need."""
+    """Whether all processes together have called the function more often than checks and untimed passes do."""
     if not COUNTERS.exists() or query.shape[2] != 32:
         return False
     counter = COUNTERS / name
@@ -87,7 +87,7 @@ def remembering(query, key, value, *, mask=None):
 
 
 def lazy(query, key, value, *, mask=None):
-    """Right as long as it may be checked, and fast once it is timed."""
+    """Right during the check; later it returns the values without work."""
     return value if is_past_its_check("lazy", query) else right(query, key, value, mask=mask)
 
 
@@ -106,7 +106,7 @@ def one_buffer(query, key, value, *, mask=None):
 
 
 def multiples_of_32(query, key, value, *, mask=None):
-    """A kernel with a rule about lengths; right at those it supports."""
+    """A kernel that supports only lengths that are multiples of 32; it is right there."""
     assert query.shape[2] % 32 == 0, "length must be a multiple of 32"
     return right(query, key, value, mask=mask)
 

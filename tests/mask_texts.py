@@ -1,4 +1,4 @@
-"""Masks as texts, so that tests cover one that is new."""
+"""Masks as texts, so that tests also cover masks that are added later."""
 
 from attnbench.workloads.masks import masks, parse_mask
 
@@ -20,6 +20,6 @@ def plain(name: str) -> str:
 
 
 def not_among(texts: list[str]) -> list[str]:
-    """Return each mask that no text names, as its plain text."""
+    """Return the plain text of each mask that does not occur in these texts."""
     named = {part.partition("(")[0] for text in texts for part in text.split("+")}
     return [plain(name) for name in masks() if name not in named]

@@ -2,10 +2,10 @@
 
 python -m pytest tests/old_faults.py                        # all
 python -m pytest tests/old_faults.py -k "queued or xformers" # some
-python -m tests.old_faults                                  # write the page's table
+python -m tests.old_faults                                  # write the table of results/gallery/gpu/faults.md
 
-tests/old_faults.toml defines each fault as a change of today's source. A test must pass in the unchanged copy, and fail
-with the fault by an assertion, or by the error that the fault raises.
+tests/old_faults.toml defines each fault as a change of today's source. A test must pass in the unchanged copy. With the
+fault it must fail by an assertion, or by the error that the fault raises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ASSERTION = ("assert ", "AssertionError", "Failed: DID NOT RAISE")
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lines of a file, which occur once, and their faulty version."""
+    """Lines of a file as they are now, which occur once, and as they were with the fault."""
 
     file: str
     now: str
@@ -46,10 +46,10 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault, and the test that must fail on it."""
 
     test: str  # FILE::NAME
-    planted: str  # in words
+    planted: str  # the fault in words
     change: tuple[Change, ...]
     commit: str  # the last commit with the fault
-    error: str = ""  # beginning of the test's error, if it is no assertion
+    error: str = ""  # beginning of the test's error message, unless it is a failed assertion
     kept: str = ""  # parts of the old code that cannot be brought back, and why
     gpu: str = ""  # effects that only a GPU shows
 
@@ -75,7 +75,7 @@ def changed(fault: Fault, folder: Path) -> dict[Path, str]:
     """Return the faulty text of each file that the fault changes.
 
     Raises:
-        ValueError: a text is not there exactly once, or the result is no Python.
+        ValueError: a text does not occur exactly once, or the result is not valid Python (or TOML).
     """
     texts: dict[Path, str] = {}
     for change in fault.change:
@@ -98,7 +98,7 @@ def changed(fault: Fault, folder: Path) -> dict[Path, str]:
 
 @contextmanager
 def planted(fault: Fault, folder: Path) -> Iterator[None]:
-    """Put the fault into the files of that folder, within the context."""
+    """Put the fault into the files of that folder within the context, then restore them."""
     before = {path: (path.read_bytes(), path.stat()) for path in (folder / each.file for each in fault.change)}
     for path, text in changed(fault, folder).items():
         path.write_text(text, encoding="utf-8")
@@ -107,11 +107,11 @@ def planted(fault: Fault, folder: Path) -> Iterator[None]:
     finally:
         for path, (content, stat) in before.items():
             path.write_bytes(content)
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # Python checks compiled files by it
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # Python compares compiled files with these times
 
 
 def run_test(test: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a test in that folder, with pytest's summary of each case that does not pass."""
+    """Run a test in that folder; the output has pytest's summary line for each case that does not pass."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"PYTHONPATH": os.pathsep.join([str(folder / "harness"), str(folder)]), "COLUMNS": "400"}
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not browser", test]
@@ -121,7 +121,7 @@ def run_test(test: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def objection(fault: Fault, output: str) -> str:
-    """Say why the output of a fault's test does not show that the test finds it, or return ""."""
+    """Explain why the output of a test does not show that the test finds the fault; "" if it does show it."""
     if re.search("^ERROR ", output, re.MULTILINE):
         return f"the test did not run: {output}"
     failed = re.findall(r"^FAILED [^\[\s]+(?:\[.*?\])? - (.*)", output, re.MULTILINE)

@@ -1,8 +1,8 @@
 """Run all tests once in each of several places: instruction sets, addresses, threads, load, environments.
 
 `nox -s places` runs all and renews results/gallery/places/places.md; `nox -s places -- avx2 shifted+order` renews two
-rows. Names joined by + are one run in all of these places at once: if it passes, it passed in each; if a test fails,
-run the places one by one. The outputs of pytest are in build/places.
+rows. Names joined by + are one run in all of these places at once: if all tests pass, they pass in each of them; if a
+test fails, run the places one by one. The outputs of pytest are in build/places.
 """
 
 import argparse
@@ -27,18 +27,18 @@ ROOT = Path(__file__).parents[1]
 SHIFTING = Path(__file__).with_name("shifting.c")
 LOGS = ROOT / "build" / "places"
 ORDER = "ATTNBENCH_TEST_ORDER"
-"""The variable with a seed: the tests run in a random order (conftest.py)."""
+"""Environment variable with a seed: if it is set, the tests run in a random order (conftest.py)."""
 SAMPLE = (
     *("tests/captured", "tests/checking", "tests/contract", "tests/implementations", "tests/inspection"),
     *("tests/invariance", "tests/models", "tests/ranks", "tests/processes/test_remote.py", "tests/test_case.py"),
 )
-"""The tests that compute tensors, for the places where numbers come out otherwise."""
+"""The tests that compute tensors, for the places SAMPLED, where results differ in their last bits."""
 SAMPLED = ("avx2", "default", "shifted")
 WHOLE = ("native", "avx2", "default+order", "shifted+folder+no_home", "threads+locale", "one_processor", "busy")
-"""All places, those together that cannot hide each other's failures, since each run takes minutes."""
+"""All places. Since a run takes minutes, places share a run if none can hide a failure of another."""
 BUSY = "while True: pass"
 LIMIT_S = 1800
-"""The limit of a test that hangs, also beside busy processes."""
+"""Time limit of a test that hangs; busy processes slow tests down."""
 HEAD = ("place", "what differs", "passed", "failed", "skipped", "seconds", "processor")
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 SUMMARY = re.compile(rf"{COUNTS.pattern}.* in [\d.]+s")
@@ -46,7 +46,7 @@ SUMMARY = re.compile(rf"{COUNTS.pattern}.* in [\d.]+s")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Variables, None for one that is unset, and more, that differ from those of `nox -s tests`."""
+    """The differences of a place from `nox -s tests`, such as environment variables (None: unset)."""
 
     words: str
     variables: Mapping[str, str | None] = field(default_factory=dict)
@@ -55,12 +55,12 @@ class Surroundings:
 
 
 def capability() -> str:
-    """The instruction set that PyTorch uses."""
+    """Return the instruction set that PyTorch uses."""
     return torch.backends.cpu.get_cpu_capability().lower()
 
 
 def of(name: str) -> Surroundings:
-    """PyTorch limited to an instruction set."""
+    """Limit PyTorch to an instruction set."""
     return Surroundings(f"instruction set {name}", {"ATEN_CPU_CAPABILITY": name})
 
 
@@ -73,18 +73,18 @@ def shift() -> Mapping[str, str | None]:
 
 
 def compiler() -> str:
-    """The C compiler, or ""."""
+    """Return the path of a C compiler; "" if there is none."""
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
 
 
 def locale() -> str:
-    """An installed locale of another language; else that of C."""
+    """Return an installed locale of another language than English, or the locale C if there is none."""
     known = subprocess.run(["sh", "-c", "locale -a"], capture_output=True, text=True, check=False).stdout.split()
     return next((name for name in known if not name.startswith(("C", "POSIX", "en"))), "C")
 
 
 def places(folder: Path) -> dict[str, Surroundings]:
-    """All that this machine has, by name; `folder` gets a folder for temporary files."""
+    """Return the places that this machine offers, by name; `folder` gets a folder for temporary files."""
     strange = folder / "mit Leerzeichen und Umläuten"
     strange.mkdir()
     seed = os.environ.get(ORDER) or str(time.time_ns())
@@ -108,7 +108,7 @@ def places(folder: Path) -> dict[str, Surroundings]:
 
 
 def together(places: Sequence[Surroundings]) -> Surroundings:
-    """All of these places at once."""
+    """Combine places into one."""
     return Surroundings(
         "; ".join(place.words for place in places),
         {name: value for place in places for name, value in place.variables.items()},
@@ -119,7 +119,7 @@ def together(places: Sequence[Surroundings]) -> Surroundings:
 
 @contextlib.contextmanager
 def busy(number: int) -> Iterator[None]:
-    """Keep processors busy."""
+    """Keep this many processors busy within the context."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
     try:
         yield
@@ -145,19 +145,19 @@ def run(name: str, place: Surroundings, options: Sequence[str]) -> tuple[str, ..
     failed = counts.get("failed", 0) + counts.get("error", 0) or int(code.returncode != 0)
     for line in lines:
         if line.startswith(("FAILED", "ERROR")):
-            print(line)  # noqa: T201 - it is run
+            print(line)  # noqa: T201 - its output
     numbers = (counts.get("passed", 0), failed, counts.get("skipped", 0), round(time.monotonic() - start_s))
     return (name, place.words, *map(str, numbers), f"{processor()}, {len(os.sched_getaffinity(0))} processors")
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """The rows in Markdown."""
+    """Format the rows as a Markdown table."""
     lines = [HEAD, ["---"] * len(HEAD), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def rows_of(page: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """The rows of a page, by place and processor."""
+    """Parse the rows of a page, by place and processor."""
     cells = [tuple(line.strip("| ").split(" | ")) for line in page.splitlines() if line.startswith("| ")]
     return {(row[0], row[-1]): row for row in cells[2:]}
 
@@ -182,7 +182,7 @@ def main() -> None:
             if not name:
                 continue
             made[name] = run(name, together([known[part] for part in name.split("+")]), SAMPLE if asked.sample else ())
-            print(" | ".join(made[name]), flush=True)  # noqa: T201 - likewise
+            print(" | ".join(made[name]), flush=True)  # noqa: T201 - its output
             if not asked.sample:
                 asked.to.mkdir(parents=True, exist_ok=True)
                 rows[name, made[name][-1]] = made[name]

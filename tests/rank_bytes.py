@@ -16,7 +16,10 @@ def _kv_numbers(workload: Workload) -> int:
 
 
 def ring(workload: Workload) -> tuple[int, int]:
-    """Forward and backward: keys and values make W - 1 passes, their gradients W; a pass moves all tokens once."""
+    """Return the bytes of the forward and of the backward pass; both pass all keys and values on W - 1 times.
+
+    The backward pass also passes their gradients on W times.
+    """
     tokens = workload.seq_len * _kv_numbers(workload)
     once = (workload.world_size - 1) * tokens * DTYPE_BYTES[workload.dtype]
     home = workload.world_size * tokens * _wide_bytes(workload) if workload.world_size > 1 else 0
@@ -24,7 +27,10 @@ def ring(workload: Workload) -> tuple[int, int]:
 
 
 def ulysses(workload: Workload) -> tuple[int, int]:
-    """Each token's heads go to the other ranks, 1 / W to each: query, key, value, and the output back."""
+    """Return the bytes of the forward and of the backward pass, which are equal.
+
+    Query, key and value of a token go to the other ranks, 1 / W of the heads to each, and the output comes back.
+    """
     per_token = workload.batch_size * workload.num_heads * (workload.head_dim + workload.value_dim)
     numbers = workload.seq_len * (per_token + _kv_numbers(workload)) * (workload.world_size - 1)
     sent = numbers // workload.world_size * DTYPE_BYTES[workload.dtype]
@@ -32,7 +38,10 @@ def ulysses(workload: Workload) -> tuple[int, int]:
 
 
 def all_gather(workload: Workload) -> tuple[int, int]:
-    """Each rank's keys and values, padded to the longest, go to all others; their gradients come back."""
+    """Return the bytes of the forward and of the backward pass.
+
+    Each rank sends its keys and values, padded to the longest, to all others; in the backward pass gradients come back.
+    """
     others, longest = workload.world_size - 1, -(-workload.seq_len // workload.world_size)
     forward = workload.world_size * others * longest * _kv_numbers(workload) * DTYPE_BYTES[workload.dtype]
     return forward, others * workload.seq_len * _kv_numbers(workload) * _wide_bytes(workload)

@@ -1,4 +1,4 @@
-"""Attention over ranks of which one misbehaves, for the run that must survive it. Not imported by any test."""
+"""Attention over ranks of which one misbehaves, for tests that a run survives it. No test imports this module."""
 
 import os
 import signal

@@ -14,7 +14,7 @@ TARGET = re.compile(r"# (file|append to): (\S+)\n")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, the document that it is in, and the line there."""
+    """A fenced block, with its document and the line on which it begins."""
 
     document: str
     line: int
@@ -25,7 +25,7 @@ class Block:
         return f"{self.document}:{self.line} ({self.language})\n{self.text}"
 
     def save(self, folder: Path) -> bool:
-        """Write it to the file that its first line names, or add it there; return whether it names one."""
+        """Write the block to the file that its first line names, or append it; return whether a file is named."""
         if (target := TARGET.match(self.text)) is None:
             return False
         path, text = folder / target[2], self.text.split("\n", 1)[1]
@@ -50,10 +50,10 @@ def recipes() -> dict[str, str]:
 
 
 def apply(what: str, folder: Path) -> None:
-    """Save, extend and change files as a recipe says, in a copy of the project.
+    """Save, extend and change files as the recipe `what` says, in a copy of the project.
 
     Raises:
-        subprocess.CalledProcessError: a diff does not fit.
+        subprocess.CalledProcessError: a diff does not fit the files.
     """
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     for block in blocks(what, recipes()[what]):

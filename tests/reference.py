@@ -1,7 +1,7 @@
-"""Attention written out once for all tests, in float64: the formula that implementations are compared with.
+"""The formula of attention in float64, with which tests compare implementations.
 
-It shares no code with the package's own oracle. Shapes as in the contract: B batch rows, T queries, S keys, H heads, G
-key/value heads, K head width, V value width, D embedding width.
+It shares no code with the package's own oracle. Shapes: B batch rows, T queries, S keys, H heads, G key/value heads, K
+head width, V value width, D embedding width.
 """
 
 import math
@@ -15,7 +15,11 @@ from attnbench.workloads.masks import parse_mask
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """Compute the slopes as the paper's program does: a geometric row, filled up with every other one of the next."""
+    """Compute the slopes (H,) of ALiBi as the program of its paper does, https://arxiv.org/abs/2108.12409.
+
+    For a power of two they are a geometric row. Otherwise the row of the next lower power is filled up with every other
+    slope of the next higher power.
+    """
     if num_heads & (num_heads - 1) == 0:
         start = 2.0 ** (-8 / num_heads)
         return torch.tensor([start ** (head + 1) for head in range(num_heads)], dtype=torch.float64)
@@ -24,7 +28,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 def bucket(ahead: int, buckets: int, farthest: int, *, is_two_sided: bool) -> int:
-    """Return the bucket of a distance, as the package transformers does for T5."""
+    """Return the bucket of the relative position `ahead`, as the package transformers does for T5."""
     start = 0
     if is_two_sided:
         buckets //= 2
@@ -39,7 +43,7 @@ def bucket(ahead: int, buckets: int, farthest: int, *, is_two_sided: bool) -> in
 
 
 def learned_bias(part: str, point: Workload, operands: dict[str, Tensor]) -> Tensor:
-    """Compute a learned bias for scores (..., H, T, S), key by key."""
+    """Compute the bias (H, T, S) of a learned mask, pair by pair."""
     query_len, key_len = point.seq_len, point.kv_len
     is_two_sided = not part.startswith("relative_buckets_past")
     offset = 0 if is_two_sided else key_len - query_len
@@ -52,7 +56,7 @@ def learned_bias(part: str, point: Workload, operands: dict[str, Tensor]) -> Ten
 
 
 def changed_scores(scores: Tensor, point: Workload, operands: dict[str, Tensor]) -> Tensor:
-    """Apply the mask to scores (B, H, T, S), part by part; a mask without words here uses its own rule."""
+    """Apply the parts of the mask to scores (B, H, T, S) in order; a part that is not known here uses its own rule."""
     query, key = torch.arange(point.seq_len)[:, None], torch.arange(point.kv_len)
     offset = point.kv_len - point.seq_len
     slopes = alibi_slopes(point.num_heads)[:, None, None]
@@ -67,14 +71,14 @@ def changed_scores(scores: Tensor, point: Workload, operands: dict[str, Tensor])
             scores = limit * torch.tanh(scores / limit)
         elif mask.is_learned:
             scores = scores + learned_bias(part, point, operands)
-        elif mask.changes_scores:  # additive and drawn: its own tests define it
+        elif mask.changes_scores:  # an additive mask of drawn numbers: its own tests define it
             head = torch.from_numpy(mask.per_head(point.num_heads))[:, None, None]
             scores = scores + mask.bias(head, query, key, offset) if mask.is_additive else mask.transform(scores)
     return scores
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, point: Workload, operands: dict[str, Tensor]) -> Tensor:
-    """softmax(scale * query @ key) @ value with the softmax spelled out; a query that sees no key gets zeros."""
+    """Compute softmax(scale * query @ key.mT) @ value (B, H, T, V); a query that sees no key gets zeros."""
     group = torch.arange(point.num_heads) // (point.num_heads // point.num_kv_heads)
     scores = torch.einsum("bhtk,bhsk->bhts", query, key[:, group]) * point.score_scale
     visible = torch.from_numpy(point.mask_rule.dense(point.batch_size, point.seq_len, point.kv_len).copy())[:, None]
@@ -86,7 +90,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, point: Workload, operan
 
 
 def module(x: Tensor, context: Tensor, weights: Weights, point: Workload, operands: dict[str, Tensor]) -> Tensor:
-    """Project x (B, T, D) and context (B, S, D), attend, and project back if there are weights for it."""
+    """Project x (B, T, D) and context (B, S, D), attend, and apply the output projection if there is one."""
     heads = {}
     for name, tokens in (("query", x), ("key", context), ("value", context)):
         bias = getattr(weights, f"{name}_bias")
@@ -110,7 +114,7 @@ class Draw:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """Return the tensors that need gradients; in scope `module` only the weights."""
+        """Return all tensors that need gradients; the weights are among them in scope `module`."""
         weights = self.weights.tensors().values() if self.point.scope == "module" else ()
         return [*self.tensors.values(), *self.operands.values(), *weights]
 

@@ -1,7 +1,7 @@
-"""Signatures of functions of other packages at stated versions, read from tests/data/signatures, and stand-ins.
+"""Signatures of other packages' functions at given versions, from tests/data/signatures, and stand-ins with them.
 
-Each file there lists for each function its version, its name, the address of its source, and its parameters in Python's
-syntax, without annotations. They are facts from that source; defaults are literals.
+A file in that folder has, for each function, its version, its name, the address of its source, and its parameters in
+Python's syntax without annotations. The facts come from that source; defaults are literals.
 """
 
 import inspect
@@ -33,7 +33,7 @@ class Snapshot:
         return inspect.signature(known["function"])
 
     def stand_in(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Build a function of exactly these parameters that passes all of them, with defaults, to `compute` by name."""
+        """Build a function with exactly these parameters, which calls `compute` with all of them by name."""
         signature = self.signature
 
         def function(*args: object, **kwargs: object) -> object:

@@ -1,4 +1,4 @@
-"""Rows of a run's table with their texts, for tests."""
+"""Cells of a run with their texts in its table, for tests."""
 
 from dataclasses import dataclass
 from typing import Any

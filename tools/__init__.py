@@ -1,1 +1,1 @@
-"""Checks of this repository that no package on PyPI offers; none of them is installed."""
+"""Programs for work on this repository, such as checks of texts and sizes; they are not part of the package."""

@@ -1,9 +1,9 @@
-"""Measure installations outside of the tree, and renew their table in docs/guide.md: `python -m tools.light`.
+"""Measure the size and time of an installation, and renew its table in docs/guide.md: `python -m tools.light`.
 
-A wheel is built and installed into a fresh environment, with the versions of constraints.txt. A row has the number of
-packages, the megabytes of site-packages with and without torch, the seconds of the installation, and the seconds from
-a cold start to the first verdict of `attnbench check sdpa`. pip's own options and caches apply. With `--python PYTHON`,
-only `attnbench` is installed, with that Python, and its row is printed.
+A wheel is built and installed into a fresh environment, with the versions of constraints.txt. A row of the table has
+the number of packages, the megabytes of site-packages with and without torch, the seconds of the installation, and the
+seconds from a cold start to the first verdict of `attnbench check sdpa`. pip's own options and caches apply. With
+`--python PYTHON`, only `attnbench` is installed, with that Python, and its row is printed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ CHECK = ("check", "sdpa", "--set", "seq_len=32", "--set", "scope=attention", "--
 
 
 def megabytes(folder: Path) -> float:
-    """The size of the files below a folder, in MB."""
+    """Return the size of all files below a folder, in MB (10**6 bytes)."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
@@ -30,17 +30,17 @@ def call(*words: object, folder: Path = ROOT) -> str:
     """Run a command in a folder, and return its output.
 
     Raises:
-        subprocess.CalledProcessError: it failed.
+        subprocess.CalledProcessError: the command fails.
     """
     command = [str(word) for word in words]
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
 
 
 def measure(what: str, source: Path, extras: str, python: str) -> str:
-    """Install the wheel of a checkout into a fresh environment, and return a row of a table.
+    """Install the wheel of the checkout `source` into a fresh environment, and return a row of the table.
 
     Raises:
-        subprocess.CalledProcessError: it cannot be built, installed or run.
+        subprocess.CalledProcessError: the wheel cannot be built, installed or run.
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-light-") as name:
         folder = Path(name)
@@ -65,7 +65,7 @@ def measure(what: str, source: Path, extras: str, python: str) -> str:
 
 
 def main() -> None:
-    """Renew the table, or print a row."""
+    """Renew the table in docs/guide.md or, with --python, print one row."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default="")
     if python := parser.parse_args().python:

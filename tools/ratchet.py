@@ -1,9 +1,9 @@
 """Fail if a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
 
-Lines of code in each folder, comprehensions inside others, long functions, stilted phrases in texts, and words of the
-documents. Docstrings, comments and blank lines are free, except in the length of a function. `ratchet.toml` next to
-this file holds the limits and the goals; `--renew` lowers each limit to today's number and never raises one; limits of
-words are fixed.
+It counts lines of code in each folder, comprehensions inside others, long functions, stilted phrases in texts, and
+words of the documents. Docstrings, comments and blank lines do not count as lines of code, but they do in the length of
+a function. `ratchet.toml` next to this file contains the limits and the goals. `--renew` lowers each limit to today's
+number and never raises one; limits of words are fixed.
 
 Source of the idea: https://github.com/tinygrad/tinygrad, sz.py.
 """
@@ -32,11 +32,11 @@ FREE = {
 }
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 MOST_FUNCTION_LINES = 60
-"""From `def` to the last line of the body, its docstring included."""
+"""Most lines of a function, from `def` to the last line of the body, its docstring included."""
 FEWEST_WORDS = 4
-"""A string with fewer words is a name or a format, not a text."""
+"""Fewest words of a text: a string with fewer words is a name or a format."""
 OPENINGS = re.compile(r"^(Of|Where|What|Who|Whoever|Likewise|The same|As above|Itself|One more|So )\b")
-"""Docstrings that begin like this lean on their neighbour, or put a clause where a noun belongs."""
+"""Beginnings of docstrings that need the docstring before them, or that have a clause in place of a noun."""
 PHRASES = re.compile(
     r"\bso (?:many|long|often|much) \b(?!that)|\b(?:what|who|whose) (?:is|was|are|were|has|have|takes?) ", re.IGNORECASE
 )
@@ -54,11 +54,11 @@ class Count:
 
     @property
     def is_fine(self) -> bool:
-        """Whether it has not risen."""
+        """Whether the number is at most its limit."""
         return self.number <= self.limit
 
     def __str__(self) -> str:
-        """One line of the table."""
+        """Format one line of the table."""
         mark = "" if self.is_fine else "  OVER ITS LIMIT"
         return f"{self.name:32} {self.number:7,} of at most {self.limit:7,}; goal {self.goal:7,}{mark}"
 
@@ -86,7 +86,7 @@ def code_lines(source: str) -> int:
 
 @functools.cache
 def parsed(source: str) -> ast.Module:
-    """The syntax tree of a file, parsed once for all counts."""
+    """Parse the source text of a file, once for all counts."""
     return ast.parse(source)
 
 
@@ -98,7 +98,7 @@ def python_files(folder: Path) -> Iterator[Path]:
 
 
 def texts(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the texts of a file that people read, and whether each is a docstring."""
+    """Yield each text of a file that people read, and whether it is a docstring."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield FENCE.sub("", source), False
@@ -113,7 +113,7 @@ def texts(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def nested_comprehensions(path: Path) -> int:
-    """Count the comprehensions and generator expressions that stand inside another one."""
+    """Count the comprehensions and generator expressions of a file that are inside another one."""
     inner = {
         id(inside)
         for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
@@ -125,7 +125,7 @@ def nested_comprehensions(path: Path) -> int:
 
 
 def long_functions(path: Path) -> int:
-    """Count the functions with more than MOST_FUNCTION_LINES lines."""
+    """Count the functions of a file with more than MOST_FUNCTION_LINES lines."""
     nodes = ast.walk(parsed(path.read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return sum((node.end_lineno or node.lineno) - node.lineno >= MOST_FUNCTION_LINES for node in functions)
@@ -140,7 +140,7 @@ def stilted(path: Path) -> int:
 
 
 def counts(root: Path, limits: dict[str, dict[str, dict[str, int]]]) -> list[Count]:
-    """Measure every number with its limit, folders first."""
+    """Measure every number that has a limit: code, nested comprehensions, long functions, stilted phrases, words."""
     measured = []
     for folder, limit in limits["code"].items():
         number = sum(code_lines(path.read_text(encoding="utf-8")) for path in python_files(root / folder))
@@ -180,7 +180,7 @@ def renew(measured: list[Count], path: Path = LIMITS) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; return 1 if a number has risen."""
+    """Print the table, with --renew lower the limits, and return 1 if a number is over its limit, else 0."""
     measured = counts(ROOT, load())
     print(*measured, sep="\n")  # noqa: T201 - this is its output
     if "--renew" in arguments and all(count.is_fine for count in measured):

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_suffix(".toml")
 DOCUMENTS = {".md", ".toml", ".jinja", ".yml", ".cff"}
 GENERATED = re.compile(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", re.DOTALL)
-"""A block that a program writes into a document: the strings of that program are checked in its place."""
+"""A block that a program writes into a document; instead of the block, the strings of that program are checked."""
 TEMPLATE_CODE = re.compile(r"{[{%#].*?[}%#]}", re.DOTALL)
-"""The names of variables in a template are code, not text."""
+"""Code in a template, such as names of variables, which is no text."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Word:
     pattern: re.Pattern[str]
     use: str
     messages_only: bool
-    """Whether only messages and how-to pages must not use it; docstrings and documents about the method may."""
+    """Whether docstrings and documents about the method may use the word, but messages and how-to pages may not."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Exemption:
     path: str
     """A glob, relative to the root; `*` also matches folders."""
     pattern: re.Pattern[str]
-    """Matched text must match this, too."""
+    """The retired words that these files may use: the matched text must match this pattern, too."""
     reason: str
 
 
@@ -96,7 +96,7 @@ def load(path: Path = TABLE) -> Table:
 
 
 def _whole(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern for whole words, in either case; a space matches a line break, too, also inside a comment."""
+    """Compile a pattern for whole words, in either case; a space also matches a line break, even inside a comment."""
     spaced = pattern.replace(" ", r"\s+(?:# )?")
     return re.compile(rf"(?<!\w)(?:{spaced})(?!\w)", re.IGNORECASE)
 
@@ -140,7 +140,7 @@ def _check_file(path: Path, root: Path, table: Table) -> Iterator[Hit]:
 
 
 def _document(source: str, *, is_message: bool) -> Text:
-    """Blank out generated blocks and template code of a document; lines keep their numbers."""
+    """Remove generated blocks and template code from a document, but keep their line breaks for the line numbers."""
     for left_out in (GENERATED, TEMPLATE_CODE):
         source = left_out.sub(lambda block: "\n" * block[0].count("\n"), source)
     return Text(source, 1, is_message)
@@ -149,9 +149,9 @@ def _document(source: str, *, is_message: bool) -> Text:
 def strings(source: str) -> Iterator[Text]:
     """Yield the string literals of a Python file, docstrings included.
 
-    Left out are docstrings of private functions and classes, which no user and no help page sees, and keys of
-    dictionaries, which are names of fields. Only the constant parts of an f-string are yielded. Docstrings are no
-    messages.
+    Docstrings of private functions and classes are left out, since no user and no help page sees them. Keys of
+    dictionaries are left out, since they are names of fields. Of an f-string, only the constant parts are yielded.
+    Docstrings do not count as messages.
     """
     tree = ast.parse(source)
     left_out: set[ast.AST | None] = set()
@@ -173,7 +173,7 @@ def strings(source: str) -> Iterator[Text]:
 
 
 def main() -> None:
-    """Check this repository, or the given folder."""
+    """Print the hits in this repository, or in the folder that is given as argument; exit with 1 if there are any."""
     hits = check(Path(sys.argv[1]) if sys.argv[1:] else ROOT, load())
     sys.stdout.writelines(f"{hit}\n" for hit in hits)
     sys.exit(1 if hits else 0)

@@ -1,7 +1,7 @@
-"""`python -m tools.stranger WHEEL`: what somebody does who has the package alone, in an environment of its own.
+"""`python -m tools.stranger WHEEL`: install a wheel in a new environment, use it as a new user would, and remove it.
 
-The environment is new and the current folder is empty. `--packages FOLDER` is a folder of site-packages with what the
-wheel needs, so that torch is not downloaded again; without it pip installs everything.
+The commands run in an empty folder. `--packages FOLDER` is a folder of site-packages with everything that the wheel
+needs, so that torch is not downloaded again. Without it, pip installs everything.
 """
 
 import argparse
@@ -18,7 +18,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 
 def readme() -> str:
-    """Return the function that the README checks."""
+    """Return the source of mine.py in the README, with the function that its commands check."""
     found = re.search(
         r"```python\n# file: mine\.py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
@@ -30,7 +30,7 @@ def try_all(wheel: Path, folder: Path, packages: Path | None) -> None:
     """Install, use and uninstall the package.
 
     Raises:
-        RuntimeError: a command fails, its output lacks what it should have, or something is left behind.
+        RuntimeError: a command fails, its output lacks an expected text, or files are left after the removal.
     """
     venv.create(folder / "environment", with_pip=True)
     binaries, here = folder / "environment" / "bin", folder / "empty"
@@ -62,7 +62,7 @@ def try_all(wheel: Path, folder: Path, packages: Path | None) -> None:
             raise RuntimeError(f"{command}\nexit code {done.returncode}, without {missing}:\n{done.stdout}")
 
     run(f"python -m pip install {'--no-deps' if packages else f'-c {CONSTRAINTS}'} {wheel}", "Successfully installed")
-    if packages:  # after pip has looked for what is installed
+    if packages:  # only now, so that pip did not see them
         (site,) = (folder / "environment" / "lib").glob("python*/site-packages")
         (site / "packages.pth").write_text(f"{packages}\n", encoding="utf-8")
     version = wheel.name.split("-")[1]
@@ -80,7 +80,7 @@ def try_all(wheel: Path, folder: Path, packages: Path | None) -> None:
 
 
 def main() -> None:
-    """Try the wheel that is named, in a temporary folder."""
+    """Try the wheel that is given as argument, in a temporary folder."""
     parser = argparse.ArgumentParser(description="Install a wheel in an empty environment, use it and remove it.")
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--packages", type=Path)

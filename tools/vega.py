@@ -1,8 +1,8 @@
-"""`python -m tools.vega`: write the library that report.html draws with, from the copy in vl-convert.
+"""`python -m tools.vega`: write the JavaScript library that draws charts in report.html, from the copy in vl-convert.
 
-It begins with THIRD_PARTY_NOTICES, so that the licences of its parts are in each report. Another version of the library
-needs these read again: they are the files LICENSE of the packages below node_modules after `npm install vega vega-lite
-vega-embed`.
+The file begins with THIRD_PARTY_NOTICES, so that each report contains the licences of the library's parts. For another
+version of the library, renew these notices: they are the files LICENSE of the packages below node_modules after
+`npm install vega vega-lite vega-embed`.
 
 Source: https://github.com/vega/vl-convert.
 """
@@ -15,7 +15,7 @@ NOTICES = Path(__file__).parents[1] / "THIRD_PARTY_NOTICES"
 
 
 def bundle() -> str:
-    """Build the script, after the notices: its names are private, except `vegaEmbed` in `window`."""
+    """Build the script, with the notices first; the only global name that it defines is `window.vegaEmbed`."""
     import vl_convert
 
     made = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))

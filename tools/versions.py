@@ -1,6 +1,7 @@
-"""`python -m tools.versions`: a table of the versions that are installed here, next to those of constraints.txt.
+"""`python -m tools.versions`: print a table of the installed versions, next to those of constraints.txt.
 
-It names Python and every package that pyproject.toml asks for. `--to FILE` writes it there.
+It has a row for Python, and for each installed package that pyproject.toml requires. `--to FILE` also writes it to a
+file.
 """
 
 import argparse
@@ -18,7 +19,7 @@ TITLE = "# Installed versions\n\nMade by `python -m tools.versions` on {day} ({s
 
 
 def asked() -> list[str]:
-    """Return the packages that the project and its extra `all` ask for, sorted."""
+    """Return the names of the packages that the project and its extra `all` require, sorted."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     parts = re.findall(r"\w+", extras["all"][0].partition("[")[2])
@@ -27,13 +28,13 @@ def asked() -> list[str]:
 
 
 def pinned() -> dict[str, str]:
-    """Return the versions of constraints.txt, by package."""
+    """Return the versions in constraints.txt, by package name in lower case."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     return dict(re.findall(r"^([\w.-]+)==(\S+)$", text.lower(), re.MULTILINE))
 
 
 def table() -> str:
-    """Build the page: a row for each package that is installed."""
+    """Build the page: a title, and a table with a row for Python and for each required package that is installed."""
     lines = [
         "| package | here | constraints.txt |",
         "| --- | --- | --- |",
@@ -49,7 +50,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Print the table, or write it."""
+    """Print the page, and with --to also write it."""
     parser = argparse.ArgumentParser(description="List the versions that are installed here.")
     parser.add_argument("--to", type=Path)
     given = parser.parse_args()

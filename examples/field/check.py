@@ -1,8 +1,8 @@
 """Check public implementations as a user would, and write results/gallery/field/README.md: `nox -s field`.
 
-Each file of this folder that field.toml names is given to `attnbench check FILE --seed 7 --json`. An answer is kept in
-results/gallery/field/parts, and used again as long as the file is the same; `python examples/field/check.py NAME ...`
-checks these again.
+Each file of this folder that field.toml names is checked by `attnbench check FILE --seed 7 --json`. The answer is
+stored in results/gallery/field/parts, and used again as long as the file does not change. `python
+examples/field/check.py NAME ...` checks the named files again in any case.
 """
 
 import ast
@@ -42,7 +42,7 @@ that page. A check stops after a wrong answer. *What it means* comes from readin
 
 
 def num_lines(text: str) -> int:
-    """The number of lines with code besides imports."""
+    """Count the lines with code, without imports."""
     tree = ast.parse(text)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
@@ -53,7 +53,11 @@ def num_lines(text: str) -> int:
 
 
 def answer(name: str, *, again: bool) -> dict[str, Any]:
-    """The answer of the check of one file, as --json gives it."""
+    """Return the report of one file's check, as --json prints it; `again` ignores a stored one.
+
+    Raises:
+        ValueError: the check prints nothing.
+    """
     file = HERE / f"{name}.py"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     part = TABLE.parent / "parts" / f"{name}.{digest}.json"
@@ -71,7 +75,7 @@ def answer(name: str, *, again: bool) -> dict[str, Any]:
 
 
 def row(name: str, entry: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    """The cells of one file."""
+    """Yield the cells of a file's row in the table."""
     judged = found["implementations"].get(name, {})
     failed = [cell for cell in found["cells"] if cell["status"] in {"error", "timeout", "crashed", "out_of_memory"}]
     words = judged.get("verdict", "not judged")
@@ -86,7 +90,7 @@ def row(name: str, entry: dict[str, Any], found: dict[str, Any]) -> Iterator[str
 
 
 def installed(package: str) -> str:
-    """The version of a package."""
+    """Return the installed version of a package."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -94,7 +98,7 @@ def installed(package: str) -> str:
 
 
 def page(answers: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """The page, line by line."""
+    """Yield the lines of the page."""
     lines = [num_lines((HERE / f"{name}.py").read_text(encoding="utf-8")) for name in answers]
     tries = [ENTRIES[name]["tries"] for name in answers]
     packages = {ENTRIES[name]["package"] for name in answers}
@@ -113,7 +117,7 @@ def page(answers: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Check what has no answer, and write the page."""
+    """Check the files without a stored answer and those named on the command line, and write the page."""
     answers = {name: answer(name, again=name in sys.argv[1:]) for name in ENTRIES}
     TABLE.write_text("\n".join(page(answers)) + "\n", encoding="utf-8")
 

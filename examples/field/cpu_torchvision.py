@@ -1,6 +1,6 @@
-"""Make torchvision importable with a torch without CUDA: its kernels do not load there, and it asks for two of them.
+"""Make torchvision importable with a torch without CUDA, where its import fails because two operators are missing.
 
-Attention needs neither. Import this before a package that imports torchvision.
+Attention needs neither operator. Import this before a package that imports torchvision.
 """
 
 import sys
@@ -16,4 +16,4 @@ except RuntimeError:  # operator torchvision::nms does not exist
         del sys.modules[name]
     for operator in ("nms", "qnms"):
         torch.library.define(f"torchvision::{operator}", SCHEMA)
-    import torchvision  # noqa: F401 - for whoever imports it next
+    import torchvision  # noqa: F401 - for the package that imports it next

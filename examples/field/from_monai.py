@@ -1,4 +1,4 @@
-"""The self-attention block of MONAI with dropout, which eval() should end: docs/findings.md."""
+"""The self-attention block of MONAI with dropout, which eval() should turn off: docs/findings.md."""
 
 from monai.networks.blocks.selfattention import SABlock
 

@@ -1,7 +1,7 @@
-"""On a processor with AMX, SDPA in bfloat16 fails under a lesser instruction set: needs torch alone.
+"""On a processor with AMX, SDPA in bfloat16 fails if PyTorch is limited to an older instruction set: needs torch alone.
 
-`python limited_bfloat16.py` tries each of PyTorch's instruction sets in a process of its own, and exits with 1 where
-one of them raises an error and the processor's own does not.
+`python limited_bfloat16.py` tries each of PyTorch's instruction sets in a process of its own. It exits with 1 if one of
+them raises an error but the processor's own does not.
 """
 
 import os

@@ -3,7 +3,7 @@
     python set_num_threads.py [LENGTH ...]        # 2 minutes for 128, 256, 512 and 1024
 
 Processes with and without that call run in turn, 12 of each. A line for each length has the ratio of their medians with
-its 95 % interval over pairs of processes. The exit code is 1 where a ratio is surely above 1.02.
+its 95 % interval over pairs of processes. The exit code is 1 if the interval of a length lies above 1.02.
 """
 
 import math
@@ -31,7 +31,7 @@ print(torch.__version__, torch.backends.mkl.is_available(), torch.get_num_thread
 """
 found: dict[str, list[list[str]]] = {"called": [], "untouched": []}
 for pair in range(NUM_PAIRS):
-    for way in sorted(found, reverse=pair % 2 == 1):  # the first is another one in each pair
+    for way in sorted(found, reverse=pair % 2 == 1):  # pairs alternate which one runs first
         command = [sys.executable, "-c", CHILD, way, *LENGTHS]
         found[way].append(subprocess.check_output(command, text=True).splitlines())  # noqa: S603 - our own program
 cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0] or platform.processor()

@@ -1,7 +1,7 @@
-"""Time the findings that are times with torch alone: `python times.py [NAME ...]`.
+"""Time the findings about slow calls with torch alone: `python times.py [NAME ...]`.
 
-A line for each: the two times of a call, their ratio, and what the finding says. The exit code is 1 if one of the named
-findings shows here, as the other scripts exit while a fault is there.
+It prints a line for each finding: its subject, the times of two calls, and their ratio. The exit code is 1 if one of
+the named findings shows on this machine, as in the other scripts.
 """
 
 import os
@@ -28,7 +28,7 @@ def textbook(query, key, value, hidden=None):
 
 
 def seconds(*calls, rounds=9):
-    """The median time of each call, in turn."""
+    """Return the median seconds of each call; the calls take turns."""
     times = [[] for _ in calls]
     for number in range(rounds + 2):
         for call, taken in zip(calls, times, strict=True):
@@ -45,7 +45,7 @@ def float16():
 
 
 def page_faults():
-    """In two processes: the C library returns large blocks to the system, or keeps them."""
+    """Time two processes: in one, the C library returns large blocks to the system; in the other, it keeps them."""
     code = "import times; found = times.tensors(2048); print(times.seconds(lambda: times.textbook(*found))[0])"
     keeps, results = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}, []
     for more in ({}, keeps):

@@ -1,1 +1,1 @@
-"""Files of docs/guide.md."""
+"""Files that the commands in docs/guide.md check and time."""

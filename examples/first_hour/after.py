@@ -1,4 +1,4 @@
-"""The same after a change: somebody wanted to be safe, and made everything contiguous first."""
+"""The function of before.py after a change: somebody wanted to be safe, and copies the inputs and the scores."""
 
 
 def attention(query, key, value, *, mask=None):

@@ -1,8 +1,8 @@
-"""ALiBi with grouped heads, and a mistake that is easy to make: which of two numbers of heads comes first."""
+"""ALiBi with grouped heads, and a mistake that is easy to make: the two sizes of the heads' axis are exchanged."""
 
 
 def mine(query, key, value, *, bias=None, scale=None, num_kv_heads=1):
-    """Query (B, H, T, K); key and value (B, G, S, K); bias (1, H, T, S): ALiBi's, and -inf where a key is hidden."""
+    """Query (B, H, T, K), key and value (B, G, S, K); bias (1, H, T, S) of ALiBi, with -inf where a key is hidden."""
     each = query.shape[1] // num_kv_heads
     query = query.unflatten(1, (num_kv_heads, each))  # (B, G, H/G, T, K)
     scores = query @ key.unsqueeze(2).transpose(-2, -1) * scale

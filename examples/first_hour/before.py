@@ -1,4 +1,4 @@
-"""Attention as it was: the textbook's three steps."""
+"""Attention before a change: scores, softmax and the product with the values."""
 
 
 def attention(query, key, value, *, mask=None):

@@ -1,4 +1,4 @@
-"""A right function, and the same with a mistake: the functions of the README."""
+"""The functions of the README: a right one, and one with a mistake."""
 
 
 def mine(query, key, value, *, mask=None):
@@ -11,7 +11,7 @@ def mine(query, key, value, *, mask=None):
 
 
 def mistaken(query, key, value, *, mask=None):
-    """The same, but the softmax is over the queries."""
+    """Like `mine`, but the softmax is over the queries instead of the keys."""
     scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))

@@ -1,9 +1,9 @@
-"""Errors of attention on a CUDA GPU, by backend and by the strides of what it is given, against a float64 loop.
+"""Errors of attention on a CUDA GPU by backend and by strides of the inputs, against the textbook form in float64.
 
     python backends.py      # needs torch; cudnn-frontend and sageattention where they are installed
 
-The output of an H100 is in results/gallery/gpu/backends.txt. `o` is the relative error of the output, `dq`, `dk` and
-`dv` those of the gradients. Each shape is called with a dense gradient first: cuDNN keeps the plan of that call.
+The output on an H100 is in results/gallery/gpu/backends.txt. `o` is the relative error of the output; `dq`, `dk` and
+`dv` are those of the gradients. Each shape is first called with a dense gradient: cuDNN keeps the plan of that call.
 
 Shapes: query (B, H, T, K), key and value (B, G, S, K).
 """
@@ -23,7 +23,7 @@ BACKENDS = {
 
 
 def textbook(query, key, value, incoming, mask=None, *, is_causal=False):
-    """The output and three gradients in float64, on the CPU."""
+    """Compute the output, and the gradients of query, key and value, in float64 on the CPU."""
     query, key, value, incoming = (each.detach().double().cpu() for each in (query, key, value, incoming))
     for tensor in (query, key, value):
         tensor.requires_grad_()
@@ -49,7 +49,7 @@ def report(name, function, query, key, value, incoming, **mask):
         output = function(query, key, value)
         output.backward(incoming)
         torch.cuda.synchronize()
-    except Exception as reason:  # noqa: BLE001 - a backend that takes no such call says so
+    except Exception as reason:  # noqa: BLE001 - a backend that does not support the call raises
         print(name, "RAISES", type(reason).__name__, str(reason)[:140])
         return
     expected = textbook(query, key, value, incoming, **mask)
@@ -70,7 +70,7 @@ def through(backend, **options):
 
 
 def gradients():
-    """The layouts of an incoming gradient."""
+    """Report the errors of each backend for several layouts of the incoming gradient."""
     for b, h, t, g, s, k in [
         (1, 4, 280, 1, 60, 32),
         (1, 4, 280, 4, 280, 64),
@@ -96,7 +96,7 @@ def gradients():
 
 
 def low_scores():
-    """https://github.com/pytorch/pytorch/issues/196678: rows whose log of the sum is far below 0, under a mask."""
+    """Report the errors of rows whose log-sum-exp is far below 0: https://github.com/pytorch/pytorch/issues/196678."""
     for length in (64, 704, 640):
         query, key = drawn(1, 1, length, 64) * 0.1, drawn(1, 1, length, 64) * 0.1
         query[..., 0], key[..., 0] = 40, -40
@@ -107,7 +107,7 @@ def low_scores():
 
 
 def cudnn_frontend():
-    """Keys and values that are views of one buffer."""
+    """Report the errors with keys and values that are views of one buffer."""
     from cudnn.experimental.ops import scaled_dot_product_attention as attention
 
     for b, h, t, g, s, k in [(1, 4, 280, 1, 60, 32), (2, 4, 128, 4, 128, 64)]:
@@ -127,7 +127,7 @@ def cudnn_frontend():
 
 
 def sageattention():
-    """Lengths below and above a block."""
+    """Report the errors at lengths below and above a block of the kernel."""
     from sageattention import sageattn
 
     for dtype in (torch.float16, torch.bfloat16):

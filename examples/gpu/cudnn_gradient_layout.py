@@ -1,11 +1,11 @@
-"""cuDNN's attention: other gradients for the same incoming gradient with other strides, at a shape seen before.
+"""cuDNN's attention gives other gradients if the same incoming gradient has other strides, at a shape used before.
 
     python cudnn_gradient_layout.py            # needs torch and an H100 or H200
 
-Seen with torch 2.11.0 and cuDNN 9.19; no other version was tried. There the plan of the backward pass is kept by the
-shapes and strides of query, key and value, but not by those of the incoming gradient, so the first call decides how
-later ones read theirs. Near it: https://github.com/pytorch/pytorch/pull/191576 and issue 150700. The exit code is 1 if
-the fault is there, 0 if not, and 2 if nothing could be tried.
+It was seen with torch 2.11.0 and cuDNN 9.19; no other version was tried. The plan of a backward pass is stored by the
+shapes and strides of query, key and value, but not by those of the incoming gradient, so that the first call decides
+how later calls read their gradient. Related: https://github.com/pytorch/pytorch/pull/191576 and issue 150700. The exit
+code is 1 if the fault is there, 0 if not, and 2 if nothing could be tried.
 """
 
 import torch

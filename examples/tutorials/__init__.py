@@ -1,7 +1,7 @@
-"""The five tutorials that this project grew from: every table of theirs, computed with the project's building blocks.
+"""The five tutorials that this project grew from: each of their tables, computed with the project's building blocks.
 
-`python -m examples.tutorials` prints them. docs/tutorials.md explains them, and tests/tutorials compares each
-of them with the printed numbers.
+`python -m examples.tutorials` prints the tables. docs/tutorials.md explains them, and tests/tutorials compares them
+with the numbers that the tutorials print.
 """
 
 from collections.abc import Callable
@@ -19,4 +19,4 @@ TUTORIALS: dict[str, Callable[[], dict[str, Tensor]]] = {
     "003": tutorial_003.tables,
     "004": tutorial_004.tables,
 }
-"""For each tutorial, the function that makes its tables, by their names."""
+"""For each tutorial, the function that returns its tables by name."""

@@ -14,7 +14,7 @@ LINE_LEN = 120
 
 
 def main() -> None:
-    """Print the tables that are asked for."""
+    """Print the tables of the tutorials that are named on the command line, or of all."""
     parser = argparse.ArgumentParser(prog="python -m examples.tutorials", description=__doc__)
     parser.add_argument("tutorials", nargs="*", metavar="NUMBER", help=f"{', '.join(TUTORIALS)}; default: all")
     parser.add_argument("--json", action="store_true", help="for a program to read; -inf is written as text")
@@ -41,7 +41,7 @@ def shown(table: Tensor) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that JSON can hold."""
+    """Replace infinite numbers in nested lists by text, since JSON has none."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     return value if abs(value) != float("inf") else str(value)

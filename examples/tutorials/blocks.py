@@ -1,4 +1,4 @@
-"""The project's building blocks as the tutorials use them: the steps on their own, and whole implementations.
+"""The project's building blocks as the tutorials use them: single steps of attention, and whole implementations.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width.
@@ -23,14 +23,14 @@ IMPLEMENTATIONS: dict[str, Implementation] = {name: named(name) for name in stem
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from this seed inside, as after `torch.manual_seed`; outside, torch's generator is left as it was."""
+    """Seed torch's generator within the context, as by `torch.manual_seed`; afterwards restore its state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def row_mask(query_len: int, key_len: int, mask: str = "none", batch_size: int = 1) -> RowMask:
-    """All queries, under a mask by its name."""
+    """Build the mask with the name `mask` for all queries."""
     sizes = (batch_size, query_len, key_len)
     return RowMask(rule=parse_mask(mask), sizes=sizes, num_heads=1, rows=torch.arange(query_len))
 
@@ -38,7 +38,7 @@ def row_mask(query_len: int, key_len: int, mask: str = "none", batch_size: int =
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: str = "none", changes: steps.Changes | None = None
 ) -> dict[str, Tensor]:
-    """Every step by its name, for one sequence: query (H, T, K), key (H, S, K), value (H, S, V)."""
+    """Compute every step, by name, for one sequence: query (H, T, K), key (H, S, K), value (H, S, V)."""
     rows = row_mask(query.shape[1], key.shape[1], mask)
     made = steps.attend(query[None], key[None], value[None], rows, changes)
     return {name: tensor[0] for name, tensor in made.items()}
@@ -47,7 +47,7 @@ def attend(
 def attend_tokens(
     x: Tensor, weights: Weights, mask: str = "none", context: Tensor | None = None, changes: steps.Changes | None = None
 ) -> dict[str, Tensor]:
-    """Every step by its name, for one sequence: x (T, D) and, for cross-attention, context (S, D)."""
+    """Compute every step, by name, for one sequence: x (T, D) and, for cross-attention, context (S, D)."""
     source = x if context is None else context
     step = {**steps.DEFAULTS, **(changes or {})}
     query, key, value = step["projection"](x[None], source[None], weights)
@@ -57,19 +57,19 @@ def attend_tokens(
 
 
 def unscaled(made: dict[str, Tensor]) -> Tensor:
-    """The scores (H, T, S) before they are divided by sqrt(K), from the steps of `attend` or `attend_tokens`."""
+    """Compute the scores (H, T, S) before the division by sqrt(K), from the steps of `attend` or `attend_tokens`."""
     return steps.product(made["query"], made["key"].transpose(-2, -1))
 
 
 def planted(mistake: str, workload: Workload) -> steps.Changes:
-    """The steps that a mistake of the catalogue changes."""
+    """Return the steps that a mistake of the catalogue replaces, by name."""
     return next(found.changes for found in mistakes.catalogue(workload) if found.name == mistake)
 
 
 def output(name: str, weights: Weights, x: Tensor, mask: str = "none", context: Tensor | None = None) -> Tensor:
-    """What the implementation of that name makes of x (B, T, D): (B, T, D), or (B, T, H*V) without `weights.out`."""
+    """Compute the output of an implementation for x (B, T, D): (B, T, D), or (B, T, H*V) without `weights.out`."""
     key_len = x.shape[1] if context is None else context.shape[1]
     bound = BoundMask(parse_mask(mask), (x.shape[0], x.shape[1], key_len), "cpu")
-    with torch.no_grad(), seeded(0):  # new layers draw numbers before they are given these weights
+    with torch.no_grad(), seeded(0):  # new layers draw random weights before they get these
         made: Tensor = IMPLEMENTATIONS[name].build(weights).eval()(x, context, mask=bound)
     return made

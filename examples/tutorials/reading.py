@@ -1,7 +1,7 @@
-"""A table of how much there is to read: `python -m examples.tutorials.reading FILE.py[:NAME,NAME] ...`.
+"""A table of the amount of code to read: `python -m examples.tutorials.reading FILE.py[:NAME,NAME] ...`.
 
-Lines are those of the file, or of the classes and functions that are named, without blank lines, comments, imports and
-docstrings. Names to look up are functions, methods and layers that are not defined in what is read, each once.
+It counts the lines of a file, or of the named classes and functions, without blank lines, comments, imports and
+docstrings. It also lists the names to look up: functions, methods and layers that are called but not defined there.
 """
 
 import ast
@@ -14,7 +14,7 @@ KNOWN = {*dir(builtins), "append"}
 
 
 def read(spec: str) -> list[ast.stmt]:
-    """The statements that a spec names: all of a file, or some of its classes and functions."""
+    """Parse the statements that a spec names: all of a file, or some of its classes and functions."""
     path, _, names = spec.partition(":")
     body = ast.parse(Path(path).read_text(encoding="utf-8")).body
     if names:
@@ -23,7 +23,7 @@ def read(spec: str) -> list[ast.stmt]:
 
 
 def code_lines(nodes: Iterable[ast.stmt]) -> int:
-    """Lines with code on them, imports and docstrings left out."""
+    """Count the lines with code, without imports and docstrings."""
     lines: set[int] = set()
     for node in (inner for outer in nodes for inner in ast.walk(outer)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -36,7 +36,7 @@ def code_lines(nodes: Iterable[ast.stmt]) -> int:
 
 
 def names_to_look_up(nodes: Iterable[ast.stmt]) -> list[str]:
-    """Names that are called and not defined in what is read, in the order of the alphabet."""
+    """List the names that are called but not defined in these statements, in alphabetical order."""
     walked = [inner for outer in nodes for inner in ast.walk(outer)]
     defined = {node.name for node in walked if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     defined |= {node.id for node in walked if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -54,7 +54,7 @@ def names_to_look_up(nodes: Iterable[ast.stmt]) -> list[str]:
 
 
 def rows(specs: Iterable[str]) -> Iterable[str]:
-    """The table, a line at a time."""
+    """Yield the lines of the table, a row for each spec."""
     yield "| file | lines | names to look up |"
     yield "| --- | --- | --- |"
     for spec in specs:

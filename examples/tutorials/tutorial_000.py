@@ -1,7 +1,8 @@
 """Self-attention with one head, then with three heads by batched products, on eight words.
 
 Its matrix examples take the softmax over dimension 0. That is the query axis for one head (T, S), and the head axis for
-several (H, T, S); the keys are the last axis. Those tables have `dim0` in their names, or come from such weights.
+several heads (H, T, S); the keys are the last axis. The tables with such weights have `dim0` in their names, except
+`context_single_head`.
 """
 
 import torch
@@ -17,13 +18,13 @@ MULTI = Workload(seq_len=len(WORDS), num_heads=3, head_dim=24, value_dim=28, emb
 
 
 def token_ids() -> Tensor:
-    """Each word's last position among all the sorted words (T,)."""
+    """Return each word's last position among the sorted words (T,)."""
     last = {word: position for position, word in enumerate(sorted(WORDS))}
     return torch.tensor([last[word] for word in WORDS])
 
 
 def draws() -> tuple[Tensor, Weights, Weights]:
-    """The words' vectors (T, D), the weights of one head, and those of three heads."""
+    """Draw the vectors of the words (T, D), the weights of one head, and those of three heads."""
     with seeded(42):
         x = nn.Embedding(8, 16)(token_ids()).detach()
         single = [torch.rand(24, 16), torch.rand(24, 16), torch.rand(28, 16)]
@@ -33,7 +34,7 @@ def draws() -> tuple[Tensor, Weights, Weights]:
 
 
 def tables() -> dict[str, Tensor]:
-    """Every table by its name; scores are before the division by sqrt(K)."""
+    """Compute every table, by name; scores are before the division by sqrt(K)."""
     x, single, multi = draws()
     one = attend_tokens(x, single)
     one_dim0 = attend_tokens(x, single, changes=planted("softmax_over_queries", SINGLE))

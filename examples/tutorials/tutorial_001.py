@@ -1,7 +1,7 @@
 """Batched multi-head self-attention with padding: token 0 fills up the shorter of two rows.
 
-The notebook's cells ran out of order, so that its printed weights were computed without the mask. Here are both: as
-printed, and with the mask that the text describes.
+The cells of the notebook ran out of order, so that its printed weights were computed without the mask. Here are both
+versions: the printed one, and the one with the mask that the text describes.
 """
 
 import torch
@@ -27,14 +27,14 @@ PRINTED_QKV = (
         (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     ),
 )
-"""Data point 1 after its projection, as printed (H, T, 3 * K): each head's query, key and value side by side."""
+"""Data point 1 after its projection, as printed (H, T, 3 * K): query, key and value of each head, in one row."""
 POINT = Workload(batch_size=1, seq_len=4, num_heads=2, head_dim=2, mask=f"padding({LENGTHS[0]})")
 
 
 def draws() -> tuple[Tensor, Tensor]:
-    """The tokens' vectors (B, T, D) and the fused projection (H * 3 * K, D).
+    """Draw the vectors of the tokens (B, T, D) and the fused projection (H * 3 * K, D).
 
-    The printed projection is the second layer that the seed gives: a first one was drawn and thrown away.
+    The printed projection is the second layer that is drawn from the seed; the first one is not used.
     """
     with seeded(2):
         x = nn.Embedding(5, 4, padding_idx=0)(torch.tensor(TOKENS)).detach()
@@ -43,13 +43,13 @@ def draws() -> tuple[Tensor, Tensor]:
 
 
 def canonical(projection: Tensor) -> Weights:
-    """(H * 3 * K, D) -> three times (H, K, D): the chunks lie inside each head."""
+    """Split a projection (H * 3 * K, D), whose rows are grouped by head, into three weights (H, K, D)."""
     query, key, value = projection.view(2, 3, 2, 4).unbind(1)
     return Weights(query=query, key=key, value=value)
 
 
 def tables() -> dict[str, Tensor]:
-    """Every table by its name; those of data point 1 start from the printed projection. Scores are scaled."""
+    """Compute every table, by name; those of data point 1 start from the printed projection. Scores are scaled."""
     x, projection = draws()
     qkv = torch.tensor(PRINTED_QKV)
     query, key, value = qkv.chunk(3, dim=-1)  # (H,T,3*K) -> 3 x (H,T,K)

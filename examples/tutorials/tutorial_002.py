@@ -1,6 +1,6 @@
-"""One token's attention, then all tokens', with values wider than keys; then several heads, causal and cross-attention.
+"""Attention of one token, then of all, with values wider than keys; then several heads, causal and cross-attention.
 
-The last three are in the title, but the tutorial prints no numbers for them: they are drawn here in the same manner.
+The last three are in the title of the tutorial, but it prints no numbers for them; here they are drawn in the same way.
 """
 
 import torch
@@ -15,12 +15,12 @@ NUM_HEADS, NUM_OTHER_TOKENS = 4, 8
 
 
 def token_ids() -> Tensor:
-    """Each word's place among the sorted words (T,)."""
+    """Return each word's position among the sorted words (T,)."""
     return torch.tensor([sorted(WORDS).index(word) for word in WORDS])
 
 
 def draws() -> tuple[Tensor, Weights]:
-    """The words' vectors (T, D) and the weights of one head."""
+    """Draw the vectors of the words (T, D) and the weights of one head."""
     with seeded(123):
         x = nn.Embedding(50_000, 3)(token_ids()).detach()
     with seeded(123):
@@ -29,7 +29,7 @@ def draws() -> tuple[Tensor, Weights]:
 
 
 def more_draws() -> tuple[Weights, Tensor]:
-    """The weights of several heads with values of width 1, and another sequence (S, D) to attend to."""
+    """Draw the weights of several heads with values of width 1, and another sequence (S, D) to attend to."""
     with seeded(123):
         query, key, value = (torch.rand(NUM_HEADS, width, 3) for width in (2, 2, 1))
         other = torch.rand(NUM_OTHER_TOKENS, 3)
@@ -37,7 +37,7 @@ def more_draws() -> tuple[Weights, Tensor]:
 
 
 def tables() -> dict[str, Tensor]:
-    """Every table by its name; scores are before the division by sqrt(K)."""
+    """Compute every table, by name; scores are before the division by sqrt(K)."""
     x, weights = draws()
     several, other = more_draws()
     made = attend_tokens(x, weights)

@@ -1,7 +1,7 @@
-"""One head, a list of heads, fused heads, and fused heads with a causal mask, on nine tokens twice in a batch.
+"""One head, a list of heads, fused heads, and fused heads with a causal mask, on two equal batch rows of nine tokens.
 
-The text declares a dropout that its forward never applies. In evaluation it would change nothing, which the last table
-shows.
+The tutorial's module has a dropout layer that its forward never applies. In evaluation the layer would change nothing,
+which the last table shows.
 """
 
 import torch
@@ -28,7 +28,7 @@ DROPOUT = 0.5
 
 
 def separate(num_heads: int) -> Weights:
-    """Heads of width 2, each with linear layers of its own: query, key, value, then the next head's."""
+    """Draw heads of width 2; each draws its linear layers for query, key and value before the next head does."""
     with seeded(123):
         layers = [[nn.Linear(3, 2, bias=False).weight.detach() for _ in range(3)] for _ in range(num_heads)]
     query, key, value = (torch.stack(part) for part in zip(*layers, strict=True))
@@ -36,7 +36,7 @@ def separate(num_heads: int) -> Weights:
 
 
 def fused() -> Weights:
-    """Two heads of width 1 from one linear layer, whose rows are keys, queries, values; then an output projection."""
+    """Draw two heads of width 1: one linear layer whose rows are keys, queries, values, and an output projection."""
     with seeded(123):
         rows, out = nn.Linear(3, 6, bias=False).weight.detach(), nn.Linear(2, 2)
     key, query, value = rows.view(3, 2, 1, 3)  # (3*H*K,D) -> 3 x (H,K,D)
@@ -44,7 +44,7 @@ def fused() -> Weights:
 
 
 def dropping_in_evaluation() -> steps.Changes:
-    """The weights through a dropout layer that knows that it is not training."""
+    """Return a change of the step `weights`: a dropout layer in evaluation mode follows it."""
     dropout = nn.Dropout(DROPOUT).eval()
 
     def weights(masked: Tensor, mask: RowMask) -> Tensor:
@@ -55,7 +55,7 @@ def dropping_in_evaluation() -> steps.Changes:
 
 
 def tables() -> dict[str, Tensor]:
-    """Every table by its name; both rows of the batch are the same, and the first is shown."""
+    """Compute every table, by name; both batch rows are equal, and the first is returned."""
     x = torch.tensor(INPUT)
     batch = torch.stack([x, x])  # (B,T,D)
     return {

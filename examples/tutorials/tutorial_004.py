@@ -1,6 +1,6 @@
 """Scaled dot-product attention on a batch, a causal mask, why scores are scaled, and the words of two sentences.
 
-The notes print no numbers: these are drawn here.
+The notes print no numbers, so all numbers are drawn here.
 """
 
 import math
@@ -20,14 +20,14 @@ WIDE = 10_000
 
 
 def batched() -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value (B, T, K) of two sequences of four tokens."""
+    """Draw query, key and value (B, T, K) of two sequences of four tokens."""
     with seeded(0):
         query, key, value = torch.randn(3, 2, 4, HEAD_WIDTH)
     return query, key, value
 
 
 def words() -> tuple[Tensor, Weights]:
-    """The words of both sentences in one row (T, D), with one vector for each word, and the weights of two heads."""
+    """Draw a vector for each word, in one row for both sentences (T, D), and the weights of two heads."""
     spoken = " ".join(SENTENCES).split()
     known = sorted(set(spoken))
     with seeded(0):
@@ -39,13 +39,13 @@ def words() -> tuple[Tensor, Weights]:
 
 
 def wide_scores() -> Tensor:
-    """The products of one query with five keys, all standard normal and very wide (S,): their spread is sqrt(K)."""
+    """Compute the products (S,) of a wide query with five wide keys, all standard normal: their spread is sqrt(K)."""
     with seeded(0):
         return torch.randn(5, WIDE) @ torch.randn(WIDE)
 
 
 def tables() -> dict[str, Tensor]:
-    """Every table by its name."""
+    """Compute every table, by name."""
     query, key, value = (tensor[:, None] for tensor in batched())  # (B,T,K) -> (B,H=1,T,K)
     plain = steps.attend(query, key, value, row_mask(4, 4, batch_size=2))
     causal = steps.attend(query, key, value, row_mask(4, 4, "causal", batch_size=2))

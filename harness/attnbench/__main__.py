@@ -1,4 +1,4 @@
-"""`python -m attnbench` is the command `attnbench`."""
+"""Run the command `attnbench` as `python -m attnbench`."""
 
 from attnbench.cli import main
 

@@ -5,8 +5,8 @@
     attnbench.check(mine, mask="causal")
     attnbench.compare(mine, "sdpa", seq_len=[128, 512], mask="causal", budget=30)
 
-They work in scripts and in notebooks, too: a function that cannot be imported from a Python file is passed to the
-measuring processes by value.
+They work in scripts and in notebooks. A function that cannot be imported from a Python file is pickled for the
+measuring processes.
 """
 
 import base64
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["check", "compare", "fastest", "load", "outcome", "run", "samples", "table"]
 T = TypeVar("T")
 Given = str | Callable[..., Any]
-"""An implementation: a name, FILE.py:NAME, or FILE.py for all implementations in it, as in commands; or a function, a
-module class, or a result of `adapt`."""
+"""An implementation. A string is a name, FILE.py:NAME, or FILE.py for all implementations in this file, as in commands.
+Any other value is a function, a module class, or a result of `adapt`."""
 BY_VALUE = '''"""Implementations from Python, by value."""
 
 import base64
@@ -62,7 +62,7 @@ GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 
 
 class Outcome:
-    """One run: its verdicts, its answer, and every measurement.
+    """The results of one run: verdicts, an answer in sentences, and every measurement.
 
     >>> stored_run = attnbench.load(stored)
     >>> stored_run.verdicts, round(stored_run.ratio, 1)
@@ -72,22 +72,23 @@ class Outcome:
     def __init__(
         self, results: Results, verdicts: Mapping[str, str], recommendations: Sequence[Recommendation] = ()
     ) -> None:
-        """Wrap a run with the verdict on each implementation by name; after `fastest` with recommendations instead."""
+        """Store a run with the verdicts on implementations, by name, or with the recommendations of `fastest`."""
         self.results, self.verdicts, self.recommendations = results, dict(verdicts), list(recommendations)
 
     @property
     def folder(self) -> Path:
-        """The folder of the run; after a check it no longer exists."""
+        """The folder of the run. After `check` it no longer exists."""
         return self.results.folder
 
     @property
     def verdict(self) -> str:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
-        After a check it is `right`, `imprecise`, `approximate`, `WRONG` or `not judged`; with `where tried` at the end,
-        too little could be compared for a verdict on the whole. After a comparison it is `faster`, `slower`,
-        `equivalent`, `undecided`, `WRONG` or `not compared`. Over several workloads it is the worst one; after a
-        comparison in the order WRONG, slower, undecided, equivalent, faster.
+        After a check it is `right`, `imprecise`, `approximate`, `WRONG` or `not judged`. The words `where tried` after
+        `right` or `imprecise` mean that too few workloads could be compared for a verdict on the implementation as a
+        whole. After a comparison it is `faster`, `slower`, `equivalent`, `undecided`, `WRONG` or `not compared`. Over
+        several workloads it is the worst verdict; after a comparison, the first in the order WRONG, slower, undecided,
+        equivalent, faster.
 
         Raises:
             ValueError: there is not exactly one verdict; use `verdicts`.
@@ -105,7 +106,7 @@ class Outcome:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The comparison of each timed cell with the baseline on the same workload: ratio, interval, verdict."""
+        """The comparisons with the baseline, one for each implementation and workload: ratio, interval, verdict."""
         return comparisons(self.results)
 
     @property
@@ -119,24 +120,28 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The time divided by the baseline's in the only comparison: below 1 is faster. Raises as `comparison`."""
+        """The time of a call divided by the baseline's, in the only comparison: below 1 is faster.
+
+        Raises:
+            ValueError: there is no comparison, or there are several; use `comparisons`.
+        """
         return self.comparison.ratio
 
     @property
     def undecided(self) -> list[str]:
-        """A sentence for each undecided comparison: its ratio and interval, and why nothing is decided."""
+        """A sentence for each undecided comparison, with its ratio, its interval, and why it is undecided."""
         return [f"{self._sentence(each)}, undecided: {each.reason}" for each in self.comparisons if each.reason]
 
     def require_not_slower(self, undecided: Callable[[str], object] = warnings.warn) -> None:
-        """Fail if an implementation is slower than the baseline on some workload, or could not be compared there.
+        """Raise an error if an implementation is slower than the baseline on a workload, or was not compared on it.
 
-        Otherwise, if comparisons are undecided, `undecided` is called with their sentences, one line each: the default
-        warns; `pytest.skip` skips the test, and `pytest.fail` fails it.
+        If there is no such error and some comparisons are undecided, `undecided` is called with their sentences, one
+        line each. By default it warns; `pytest.skip` skips the test, and `pytest.fail` fails it.
 
         Raises:
-            AssertionError: something is slower, or could not be compared.
+            AssertionError: an implementation is slower, or was not compared.
         """
-        __tracebackhide__ = True  # pytest shows the test's own line
+        __tracebackhide__ = True  # pytest shows the line of the test instead of this function
         shapes, cells = titles.names(self.results), self.results.records
         bad = [self._sentence(each) for each in self.comparisons if each.verdict is Verdict.slower]
         compared = {(each.workload.id, each.implementation) for each in self.comparisons}
@@ -155,19 +160,19 @@ class Outcome:
 
     @property
     def answer(self) -> list[str]:
-        """Warnings, a line for each wrong implementation, and the answer in sentences."""
+        """The warnings of the run, a line for each wrong implementation, and the answer in sentences."""
         wrong = {record.implementation: record.message for record in reversed(self.results.records) if record.is_wrong}
         answer = list(map(recommended.answer, self.recommendations)) or summary.answer(self.results)
         return [*summary.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
 
     def to_frame(self) -> "pd.DataFrame":
-        """Every cell as a row, with the columns of `attnbench.table`."""
+        """Return a data frame with one row for each implementation and workload; columns as in `attnbench.table`."""
         return cells_of(self.results).copy()
 
     def plot(self, kind: str = "ratio") -> Picture | None:
-        """A picture that notebooks show, of the kind ratio, latency, memory or picture (that of the run's reports).
+        """Draw a picture, which notebooks show; return None if there is nothing to draw.
 
-        None if there is nothing to draw.
+        `kind` is ratio, latency, memory, or picture (the one picture in the reports of the run).
 
         Raises:
             ValueError: there is no such kind.
@@ -179,7 +184,7 @@ class Outcome:
         return picture
 
     def __repr__(self) -> str:
-        """Verdicts, answer, and the times and verdicts of the shapes, as on the closing screen."""
+        """Format the verdicts, the answer, and the time and verdict of each shape, as on the closing screen."""
         shapes, base = answers.shapes(self.results), titles.base(self.results.plan)
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
         rows = [line.text for line in screen.table(shapes, base)]
@@ -203,12 +208,13 @@ def check(
     hidden_nan: str = "note",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Compare outputs and gradients with the float64 oracle, on the sweep `check` or on the given axes.
+    """Compare the outputs and gradients of implementations with the float64 oracle.
 
-    `timeout` is in seconds, for a single step; `seed` is drawn by default. With empty_rows="zero" a query that sees no
-    key must get 0, and with hidden_nan="reject" a NaN in a hidden key or value must not reach an output. Each axis is a
-    value or a list of values, as in `attnbench list axes`; with axes besides `device`, exactly these workloads are
-    checked.
+    Without axes, the workloads are those of the sweep `check`. An axis, as in `attnbench list axes`, gets a value or a
+    list of values; with axes other than `device`, exactly the workloads of these axes are checked. `seed` is the seed
+    of the inputs; by default it is drawn at random. `timeout` is the longest time of a single step, in seconds. With
+    empty_rows="zero", the output of a query that sees no key must be 0. With hidden_nan="reject", a NaN in a hidden key
+    or value must not reach an output.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -236,10 +242,10 @@ def compare(  # noqa: PLR0913 - all have useful defaults
 ) -> Outcome:
     """Check implementations and time them against a baseline, in blocks in a random order, for up to `budget` seconds.
 
-    The default `baseline` is the last of several implementations, or `sdpa` for a single one. The run ends once
-    everything is decided. Times that differ by less than `smallest_effect` (0.02 is 2 %) are equivalent, and of the
-    verdicts faster and slower at most the share `false_share` is expected to be false. Everything is stored below the
-    folder `results`, where the commands find it.
+    By default, `baseline` is the last of several implementations, or `sdpa` if there is only one implementation. The
+    run ends early once every comparison is decided. Times are equivalent if their relative difference is below
+    `smallest_effect` (0.02 is 2 %). Of the verdicts faster and slower, at most the share `false_share` is expected to
+    be false. Axes are as in `check`. The run is stored below the folder `results`, where the commands find it.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -266,10 +272,10 @@ def run(
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Run a sweep, given by name or as a TOML file, as `attnbench run` does; axes narrow it.
+    """Run a sweep, which is a name or a TOML file, as `attnbench run` does.
 
-    Without implementations or `budget` (seconds), those of the sweep are used. Reports are written into the run's
-    folder, below `results`.
+    The axes select workloads of the sweep. By default, the implementations and the `budget` (in seconds) are those of
+    the sweep. The run is stored below the folder `results`, together with its reports.
 
     Raises:
         ValueError: there is no such sweep, implementation, axis or value; the message names the allowed ones.
@@ -297,11 +303,11 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
 ) -> Outcome:
     """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
-    By default the candidates are the implementations of attnbench, except a few that are slow or compile for each
-    length. `memory`, as in "512MiB", is the most that a call may need beyond its inputs ("": no limit). `deterministic`
-    excludes implementations whose answer to the same input varies. `model` is a preset or a config.json and `phase`
-    prefill, decode or training, as in --model; direction="forward_backward" includes the backward pass. Everything is
-    stored below the folder `results`.
+    By default, the candidates are the implementations of attnbench, except a few that are slow or compile for each
+    length. `memory`, such as "512MiB", is the most memory that a call may need beyond its inputs ("": no limit).
+    `deterministic` excludes implementations whose answer to the same input varies. `model` is a preset or a
+    config.json, and `phase` is prefill, decode or training; direction="forward_backward" includes the backward pass.
+    The run is stored below the folder `results`.
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
@@ -331,10 +337,10 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
 
 
 def outcome(results: Results) -> Outcome:
-    """Wrap a run with the verdict on each implementation except the baseline, as described in `Outcome.verdict`."""
+    """Return the outcome of a run, with a verdict on each implementation but the baseline (see `Outcome.verdict`)."""
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
     verdicts = dict.fromkeys(names, "not compared")
-    for verdict in reversed(WORST_FIRST):  # the worst over several workloads stays
+    for verdict in reversed(WORST_FIRST):  # the worst verdict comes last and stays
         verdicts |= {each.implementation: str(verdict) for each in comparisons(results) if each.verdict is verdict}
     wrong = {each.implementation: str(CheckVerdict.wrong) for each in results.records if each.is_wrong}
     return Outcome(results, {name: (verdicts | wrong)[name] for name in names})
@@ -352,7 +358,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     then: Callable[[execution.Session], object] | None = None,
     **more: Any,  # noqa: ANN401 - other parameters of build_plan
 ) -> Results:
-    """Plan and execute a run, whose processes can import the modules that this process can import."""
+    """Plan and execute a run; its processes can import the same modules as this process."""
     several = {axis: value if isinstance(value, list | tuple | range) else [value] for axis, value in axes.items()}
     settings = [f"{axis}={','.join(map(str, values))}" for axis, values in several.items()]
     options = SelectionOptions(sweep=sweep, settings=settings, seed=seed)
@@ -369,7 +375,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
-    """The specs of the implementations; values that no file defines are first written to a file in the folder."""
+    """Return the specs of implementations; first pickle those that no file defines into a file in `folder`."""
     specs: list[str] = []
     values: dict[str, Any] = {}
     file = folder / f"{prefix}given.py"
@@ -394,7 +400,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
 
 
 def _in_a_file(value: Any) -> str:  # noqa: ANN401 - any value
-    """FILE.py:NAME of a value; "" if it was defined in a notebook, a script or a function."""
+    """Return FILE.py:NAME of a value; "" if it was defined in a notebook, a script or a function."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     name = getattr(value, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not value:

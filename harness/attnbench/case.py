@@ -1,4 +1,4 @@
-"""A case: one implementation built for one workload, with its inputs in place, ready to be called.
+"""A case: one implementation that is built for one workload, with its inputs on the device, ready to be called.
 
 Inputs and weights are drawn in float64 on the CPU from the workload's seed, so they are equal on every machine.
 """
@@ -24,36 +24,37 @@ from attnbench.workloads.batch import SAME
 from attnbench.workloads.workload import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
-"""Dropout outside this range cannot be checked: too few of the sampled weights are dropped or kept."""
-PART = 2**22  # numbers in a part of a large tensor that one thread draws
+"""Dropout outside this range cannot be checked: too few of the sampled weights are dropped, or too few are kept."""
+PART = 2**22  # size of the parts of a large tensor, each of which one thread draws
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
-"""Inputs that are arguments of a call; all others, such as sinks, come with the mask."""
+"""Inputs that are arguments of a call. The mask carries all other inputs, such as sinks."""
 REENTRANT = "CheckpointFunctionBackward"
-"""The graph node of torch.utils.checkpoint with use_reentrant=True."""
+"""Name of the graph node of torch.utils.checkpoint with use_reentrant=True."""
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The operands of a call, by name and in order, and the module's canonical weights.
+    """The input tensors of a call, by name and in order, and the canonical weights of the module.
 
-    Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V).
-    Scope `module`: x (B, T, D) and, in cross-attention, context (B, S, D). In either scope the workload's other
-    operands follow: sinks (H,), and the tensors of learned biases.
+    Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V). Scope `module`: x (B, T, D) and, in
+    cross-attention, context (B, S, D). In either scope, the other inputs of the workload follow: sinks (H,), and the
+    tensors of learned biases. B is batch rows, H query heads, G key/value heads, T queries, S keys, K and V head
+    widths, and D the embedding width.
     """
 
     tensors: dict[str, Tensor]
     weights: Weights
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
-        """These inputs and weights with `change` applied to each tensor."""
+        """Return inputs and weights with `change` applied to each tensor."""
         tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
         return Inputs(tensors=tensors, weights=self.weights.map(change))
 
 
 class NoBackwardError(RuntimeError):
-    """An output has no graph, so it has no gradients."""
+    """Raised if an output has no autograd graph, so that it has no gradients."""
 
     def __init__(self) -> None:
         super().__init__("it has no backward pass: add --set direction=inference")
@@ -62,10 +63,11 @@ class NoBackwardError(RuntimeError):
 def pull_back(
     output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, retain_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of each leaf, given the output's gradient; None for a leaf that does not affect the output.
+    """Compute the gradient of each leaf from the gradient of the output, which has the output's shape.
 
-    Reentrant checkpointing does not support `torch.autograd.grad`. Its gradients come from `backward`, which stores
-    them in the leaves; they are removed there.
+    The result is None for a leaf that does not affect the output. Reentrant checkpointing does not support
+    `torch.autograd.grad`. With it, the gradients come from `backward`, which stores them in the leaves; they are then
+    removed from the leaves.
 
     Raises:
         NoBackwardError: the output has no graph.
@@ -86,9 +88,9 @@ def pull_back(
 def pull_back_twice(
     output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, along: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """The second gradient of each leaf: the gradient of the sum of all first gradients times the tensors in `along`.
+    """Compute the second gradient of each leaf: that of the sum of all first gradients times the tensors in `along`.
 
-    None for a leaf that does not affect this sum.
+    `along` has one tensor of the shape of each leaf. The result is None for a leaf that does not affect the sum.
 
     Raises:
         NoBackwardError: the first gradients have no graph.
@@ -102,7 +104,7 @@ def pull_back_twice(
 
 
 def is_reentrant(output: Tensor) -> bool:
-    """Whether the graph of an output has a node of reentrant checkpointing that has not run yet."""
+    """Return whether the graph of an output has a node of reentrant checkpointing."""
     nodes, seen = [output.grad_fn], {output.grad_fn}
     for node in nodes:
         if node is not None:
@@ -115,7 +117,7 @@ def is_reentrant(output: Tensor) -> bool:
 
 
 def generator(*seeds: int) -> Generator:
-    """A generator on the CPU, seeded by these integers."""
+    """Return a random generator on the CPU, seeded by these integers."""
     mixed = 0
     for seed in seeds:
         mixed = (mixed * 1_000_003 + seed + 1) % 2**63
@@ -123,9 +125,9 @@ def generator(*seeds: int) -> Generator:
 
 
 def normal_values(draws: Generator, *shape: int) -> Tensor:
-    """Independent standard normal float64 values of this shape, the same for any number of threads.
+    """Draw independent standard normal float64 values of this shape, the same for any number of threads.
 
-    torch draws in one thread, some 10 ns a number, so a large tensor is drawn in parts by all processors.
+    torch draws in one thread, at about 10 ns a number. So all processors together draw a large tensor, in parts.
     """
     if math.prod(shape) <= PART:
         return torch.randn(*shape, generator=draws, dtype=torch.float64)
@@ -143,18 +145,18 @@ def normal_values(draws: Generator, *shape: int) -> Tensor:
 
 
 def draw_weights(workload: Workload) -> Weights:
-    """Normal canonical weights in float64, with variance 1 / fan-in and the workload's biases, drawn from its seed."""
+    """Draw normal float64 weights with variance 1 / fan-in, and the workload's biases, from the workload's seed."""
     draws = generator(workload.seed, 1)
     width = workload.embed_dim if workload.scope == "module" else 1  # unused in scope attention
     tensors = {}
     for name, shape in Weights.shapes(workload, width).items():
         fan_in = shape[1] if name == "out" else width
         tensors[name] = torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
-    return Weights(**tensors).biased(workload.biased)  # all are drawn, so that values do not depend on `biased`
+    return Weights(**tensors).biased(workload.biased)  # all biases are drawn, so that values do not depend on `biased`
 
 
 def draw_normal(workload: Workload, seed: int) -> Inputs:
-    """Independent standard normal inputs in float64, drawn from the workload's seed and `seed`, and its weights."""
+    """Draw standard normal float64 inputs from the workload's seed and `seed`; add the workload's weights."""
     draws = generator(workload.seed, 2, seed)
     batch, heads, groups = workload.batch_size, workload.num_heads, workload.num_kv_heads
 
@@ -170,13 +172,13 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
             "value": normal(batch, groups, workload.kv_len, workload.value_dim),
         }
     drawn = Inputs(tensors=tensors | draw_operands(workload, draws), weights=draw_weights(workload))
-    return laid_out(drawn, workload).map(torch.Tensor.contiguous)  # equal where heads or batch rows share memory
+    return laid_out(drawn, workload).map(torch.Tensor.contiguous)  # values are equal where the layout shares memory
 
 
 def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
-    """The workload's other operands in float64, by name, standard normal; sinks are shifted by log(S).
+    """Draw the workload's other inputs by name, such as sinks: standard normal float64 values.
 
-    A sink then weighs about as much as all keys together.
+    log(S) is added to sinks, so that a sink weighs about as much as all S keys together.
     """
     drawn = {
         name: torch.randn(*shape, generator=draws, dtype=torch.float64) for name, shape in workload.operands.items()
@@ -187,13 +189,16 @@ def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
 
 
 def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
-    """The inputs in the workload's layout; the same tensors if they already have it.
+    """Return the inputs in the workload's layout, without copying tensors that already have it.
 
-    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
-    transposed, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of
-    head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others. `value_in_key`:
-    a value is the first V numbers of its key, in the same memory. Keys and values of a batch of requests are as its
-    cache returns them: equal in a shared prefix, and rounded to the cache's dtype.
+    `transposed`: query, key and value are views of (B, T, H, K) tensors, as a projection yields them.
+    `mixed`: the query is such a view, the key is contiguous, and the value is a view of a (S, B, G, V) tensor.
+    `expanded`: all heads share the key and value of head 0, with stride 0.
+    `broadcast`: all batch rows share the key and value of batch row 0, with stride 0.
+    `value_in_key`: a value is the first V numbers of its key, in the same memory.
+
+    The keys and values of a batch of requests are those that its cache returns: equal in a shared prefix, and rounded
+    to the cache's dtype.
     """
     tensors = dict(inputs.tensors)
     if tensors and workload.cache is not None:
@@ -214,14 +219,14 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
 
 
 def output_shape(workload: Workload) -> tuple[int, ...]:
-    """The shape of an output: (B, H, T, V) in scope `attention`, (B, T, D) in scope `module`."""
+    """Return the shape of an output: (B, H, T, V) in scope `attention`, (B, T, D) in scope `module`."""
     if workload.scope == "module":
         return (workload.batch_size, workload.seq_len, workload.embed_dim)
     return (workload.batch_size, workload.num_heads, workload.seq_len, workload.value_dim)
 
 
 def grad_value(workload: Workload) -> float:
-    """The value of every element of the output's gradient in timed backward passes; the gradient's norm is then 1."""
+    """Return the number that fills the output's gradient in timed backward passes; this gradient has norm 1."""
     return 1 / math.sqrt(math.prod(output_shape(workload)))
 
 
@@ -233,14 +238,14 @@ def place(inputs: Inputs, workload: Workload) -> Inputs:
 
 
 def copied(inputs: Inputs, workload: Workload) -> Inputs:
-    """Fresh copies in the workload's layout; a plain clone loses strides of 0."""
+    """Copy the inputs and keep the workload's layout; `clone` alone loses strides of 0."""
     return laid_out(inputs.map(lambda tensor: tensor.clone()), workload)
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Write other values of the same layout into a tensor in place, without raising its version.
+    """Write values of the same layout into a tensor in place, without raising its autograd version.
 
-    In an expanded tensor, elements share memory, and each shared number is written once.
+    In an expanded tensor, elements share memory; each shared number is written only once.
     """
     into = tensor.data
     for dim, stride in enumerate(tensor.stride()):
@@ -250,9 +255,9 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 
 
 def reason_against(implementation: Implementation, workload: Workload) -> str | None:
-    """Return why this workload cannot be tried with this implementation on this machine, or None.
+    """Return the reason why this workload cannot be tried with this implementation on this machine, or None.
 
-    A workload that the harness cannot check is not tried, because nothing is timed unchecked.
+    A workload that attnbench cannot check is not tried either, because nothing is timed unchecked.
     """
     if reason := device(workload.device).missing():
         return reason
@@ -295,13 +300,13 @@ class Case:
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """The tensors whose gradients a backward call computes: inputs and, in scope `module`, parameters, by name."""
+        """The tensors, by name, that get gradients in a backward call: inputs and, in scope `module`, parameters."""
         if self.workload.scope == "attention":
             return self.tensors
         return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
 
     def grad_mode(self) -> AbstractContextManager[Any]:
-        """A context with the gradient mode for every call of this case: off in inference."""
+        """Return a context with the gradient mode for every call of this case: off in inference, otherwise on."""
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def hand_over_operands(self) -> None:
@@ -311,7 +316,7 @@ class Case:
             self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
 
     def output(self) -> Tensor:
-        """One forward call. Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
+        """Make one forward call; return (B, H, T, V) in scope `attention`, (B, T, D) in scope `module`."""
         result: Tensor
         self.hand_over_operands()
         if self.mask.is_training and not self.module.training:
@@ -325,7 +330,10 @@ class Case:
         return result
 
     def bound(self) -> tuple[Callable[[], Any], list[Tensor]]:
-        """A function that makes one forward call, and the leaves of its graph; outside work is done here, untimed."""
+        """Return a function that makes one forward call, and the leaves of its graph.
+
+        If the module can prepare its arguments (`bind`), this is done here, where it is not timed.
+        """
         bind = getattr(self.module, "bind", None)
         if bind is None or self.workload.scope == "module":
             return self.output, list(self.leaves.values())
@@ -335,11 +343,11 @@ class Case:
         return bound.call, bound.leaves
 
     def call(self) -> Callable[[], object]:
-        """The function to time: a call in the workload's direction. For `backward`, this builds the graph."""
+        """Return the function to time: a call in the workload's direction. For `backward`, the graph is built here."""
         return self.observed_call()[0]
 
     def observed_call(self) -> tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]:
-        """The function to time, and one that turns its result into the output and the inputs' gradients, by name.
+        """Return the function to time, and a function that converts its result to the output and gradients, by name.
 
         The names are `output` and `gradient of NAME`, as far as the direction computes them. The second function is
         called afterwards, since gradients of the inputs may need work that must not be timed.
@@ -378,7 +386,7 @@ class Case:
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put other values into the timed tensors, by name, and restore the old ones at the end."""
+        """Write other values into the timed tensors of these names for a `with` block, then restore the old values."""
         kept = {name: self.tensors[name].detach().clone() for name in values}
         try:
             self._fill(values)
@@ -389,14 +397,14 @@ class Case:
     def _fill(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in values.items():
             fill(self.tensors[name], tensor)
-            if self.workload.direction != "backward":  # its graph, built before, would become invalid
+            if self.workload.direction != "backward":  # the graph, which was built before, would become invalid
                 increment_version(self.tensors[name])
         for bound in self._bound:
             bound.refresh()
 
     @cached_property
     def first(self) -> int:
-        """Make a first call, which compiles and caches masks; return the bytes outside torch's allocator before it."""
+        """Bytes outside torch's allocator before a first call, which is made here, and compiles and caches masks."""
         before = self.device.outside_bytes()
         with self.grad_mode():
             self.call()()
@@ -404,25 +412,25 @@ class Case:
 
     @cached_property
     def outside_bytes(self) -> int:
-        """Bytes of device memory outside torch's allocator that the first calls took and hold, such as kernel code."""
+        """Device memory in bytes outside torch's allocator that the first calls took and keep, such as kernel code."""
         before, _ = self.first, self.recording
         return max(0, self.device.outside_bytes() - before)
 
     @cached_property
     def recording(self) -> Recording:
-        """The operators and memory of one call after a first one; recorded at first use, then kept."""
-        _ = self.first  # tensors that it keeps are not counted
+        """The operators and memory of one call after a first call; recorded at first use, then kept."""
+        _ = self.first  # tensors that the first call keeps are not counted
         with self.grad_mode():
             return self.device.record(self.call())
 
     @cached_property
     def footprint(self) -> Footprint:
-        """The memory of one call."""
+        """The memory of one call, in bytes."""
         return self.recording.footprint(self.tensors.values())
 
     @cached_property
     def forward_footprint(self) -> Footprint:
-        """The memory of one forward call; the same as `footprint` if the direction has no backward pass."""
+        """The memory of one forward call, in bytes; equal to `footprint` if the direction has no backward pass."""
         if self.workload.direction in {"inference", "forward"}:
             return self.footprint
         with self.grad_mode():
@@ -432,7 +440,7 @@ class Case:
 
 
 def bind(workload: Workload) -> BoundMask:
-    """The workload's mask at its sizes on its device; cases of one workload may share it."""
+    """Build the workload's mask at its sizes on its device; all cases of one workload may share it."""
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
     where = device(workload.device).torch_device
     scale = workload.scale or None
@@ -448,7 +456,7 @@ def bind(workload: Workload) -> BoundMask:
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:
-    """Build a case on `inputs` from `place`, with `mask` or a new one.
+    """Build a case on `inputs` as `place` returns them, with `mask` or a new mask of the workload.
 
     Raises:
         ValueError: in scope `attention`, the module has no `attend`.
@@ -466,7 +474,10 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
 
 
 def set_dropout(module: nn.Module, share: float) -> None:
-    """Set the probability `module.dropout`, a number or an `nn.Dropout`, which trains only if `share` is above 0."""
+    """Set the dropout probability of a module, whose attribute `dropout` is a number or an `nn.Dropout`.
+
+    An `nn.Dropout` is in training mode only if `share` is above 0.
+    """
     layer = getattr(module, "dropout", None)
     if isinstance(layer, nn.Dropout):
         layer.p = share

@@ -1,4 +1,4 @@
-"""The command line: all commands of commands/, and error handling."""
+"""The command line: it registers the commands of the folder commands/, and handles errors."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ class Plain(TyperCommand):
     """A command whose help shows no types of arguments, and lists --help in the group Output."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
-        """The parameters, --help included, with these changes to their help."""
+        """Return all parameters, --help included, after changing how the help shows them."""
         parameters = super().get_params(ctx)
         for each in parameters:
             if isinstance(each, TyperArgument):
@@ -42,7 +42,8 @@ app = typer.Typer(
 )
 
 PANELS = ("Measure and check", "Read stored runs", "Look inside", "Look up")
-"""Groups of commands in the help: the first has the commands with an `order` below 100, the second those below 200."""
+"""Groups of commands in the help. Commands with an `order` below 100 are in the first group, those with an `order` from
+100 to 199 in the second, and so on."""
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
     _function, _examples = to_typer_command(_command)
@@ -63,7 +64,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options of the program itself."""
+    """Accept the options of attnbench itself, which stand before a command."""
 
 
 USER_ERROR = typer.BadParameter.__mro__[2]  # click's base class of errors for users; typer may have a copy of it
@@ -73,7 +74,7 @@ TRACKER = "the issue tracker of attnbench"  # if the package's metadata has no a
 
 
 def main() -> None:
-    """Run the command and exit with its code, 2 after a user's mistake, or 128 plus the number of a signal."""
+    """Run the command; exit with its code, with 2 after a user's mistake, or with 128 plus the number of a signal."""
     if line := platforms.first_line():
         typer.echo(line, err=True)
     received: list[int] = []
@@ -101,7 +102,7 @@ def main() -> None:
 
 
 def _code() -> int:
-    """Run the command; return its exit code, also if the reader of the output closed it, or after an internal error."""
+    """Run the command; return its exit code, also after an internal error, or if the output's reader closed it."""
     try:
         code = _ended()
         sys.stdout.flush()
@@ -122,7 +123,7 @@ def _code() -> int:
 
 
 def _ended() -> int:
-    """Run the command; return its exit code, after a message if the user made a mistake."""
+    """Run the command; return its exit code. If the user made a mistake, print a message about it first."""
     try:
         return typer.main.get_command(app)(standalone_mode=False, prog_name="attnbench") or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time

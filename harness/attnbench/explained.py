@@ -1,8 +1,9 @@
-"""The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that uses the names.
+"""Explanations of the names on screens and in JSON, read from the files explained.toml.
 
-A file holds groups by kind. A group has names with their meanings, and a reason (`why`), an example and advice (`do`)
-that its names share. `also` has other spellings of a name, and `declare` the argument of an adapter that declares a
-behaviour as intended. A `*` in a name stands for any text, such as the name of an operand.
+Each of these files lies next to the code that uses its names. Its tables are grouped by kind. In a table, `means` has
+the meaning of each name; the reason (`why`), the example and the advice (`do`) apply to all of its names. `also` has
+other spellings of a name. `declare` has the argument of `adapt` that declares a behaviour as intended. A `*` in a name
+stands for any text, such as the name of an operand.
 """
 
 import functools
@@ -29,11 +30,11 @@ KINDS = {
     "gate": "Rulings of the gate",
     "screen": "Words of the closing screen",
 }
-"""The title of each kind, in the order of lists."""
+"""The title of each kind, in the order in which the kinds are listed."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One name: what it means, why it matters, an example, and what to do."""
+    """The explanation of one name: what it means, why it matters, an example, and what to do."""
 
     name: str
     kind: str
@@ -47,7 +48,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def explanations() -> tuple[Explanation, ...]:
-    """Every explanation, sorted by kind in the order of KINDS."""
+    """Read all explanations, sorted by kind in the order of KINDS."""
     found = list[Explanation]()
     for file in sorted(Path(__file__).parent.rglob(FILES)):
         content: dict[str, list[dict[str, Any]]] = msgspec.toml.decode(file.read_bytes())
@@ -62,9 +63,9 @@ def explanations() -> tuple[Explanation, ...]:
 
 
 def explained(name: str) -> list[Explanation]:
-    """The explanations of a name: usually one; several if several kinds have this name.
+    """Find the explanations of a name: usually one, or several if the name exists in several kinds.
 
-    Case does not matter, nor does an underscore for a space.
+    Upper and lower case are the same, and so are an underscore and a space.
 
     Raises:
         ValueError: there is no such name; the message suggests similar ones.
@@ -80,5 +81,5 @@ def explained(name: str) -> list[Explanation]:
 
 
 def _plain(name: str) -> str:
-    """A name in lower case, with single spaces and without underscores."""
+    """Return a name in lower case, with single spaces instead of underscores."""
     return " ".join(name.lower().replace("_", " ").split())

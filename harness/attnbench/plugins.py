@@ -1,6 +1,8 @@
-"""Discover plugs, the files of a folder: a file's stem is the plug's name, and a constant such as COMMAND its value.
+"""Find implementations and other plugs without importing more than is needed.
 
-`stems` lists names without importing anything, so that it is quick and a broken plug does not affect the others.
+A plug is a file of a package folder that defines a constant such as COMMAND. The plug has the name of the file, without
+.py. `stems` lists the names without importing anything, so that it is quick and a broken plug does not affect the
+others. A spec names an implementation: NAME, FILE.py:NAME or LABEL=SPEC, with an option such as +compile at the end.
 """
 
 import ast
@@ -24,7 +26,7 @@ if TYPE_CHECKING:  # importing it takes as long as the rest of --help
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "attnbench.implementations"
-IMPLEMENTATIONS = "implementations"  # the folder of implementations, here and in the states of the code to compare
+IMPLEMENTATIONS = "implementations"  # name of the folder, in this package and in compared states of the code
 PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)  # words after a plus, which run the same implementation in another way (contract/loading.py)
 KEYWORDS = (
@@ -70,9 +72,9 @@ READ_PAGES = (
     *("flash_attn_2_paged", "flashinfer_paged", "flex_paged"),
     *("paged_gather", "paged_loop", "torch_varlen_paged"),
 )
-"""Built-in implementations that read a paged cache: in a run without one they take part only if named."""
+"""Built-in implementations that read a paged cache; in a run without a paged cache they take part only if named."""
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
-"""Built-in implementations that compute with several ranks: in a run with one rank they take part only if named."""
+"""Built-in implementations that compute with several ranks; in a run with one rank they take part only if named."""
 SDPA = "scaled_dot_product_attention"
 HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])  # names of the first parameters
 LONGEST_NAME = 100  # characters
@@ -80,7 +82,7 @@ _LABELLED = re.compile(r"([^=/]+)=(.+)")  # LABEL=SPEC: the spec is named LABEL
 
 
 def stems(package: str) -> list[str]:
-    """Names of the modules in a package without private ones, sorted; imports none of them.
+    """Return the sorted names of the public modules of a package, without importing them.
 
     Raises:
         ValueError: the package cannot be found.
@@ -92,9 +94,9 @@ def stems(package: str) -> list[str]:
 
 
 def plugs(package: str, constant: str) -> dict[str, Any]:
-    """The value of `constant` in every module of `package` that has it, by the module's stem; sorted by name.
+    """Return the value of `constant` in each module of `package` that defines it, by the module's name, sorted.
 
-    If the value is a dict, its items count instead. Modules in the package's HELPERS are not imported.
+    If the value is a dict, its items are returned instead. Modules in the package's HELPERS are not imported.
     """
     helpers = getattr(importlib.import_module(package), "HELPERS", ())
     found: dict[str, Any] = {}
@@ -105,7 +107,7 @@ def plugs(package: str, constant: str) -> dict[str, Any]:
 
 
 def installed() -> "dict[str, EntryPoint]":
-    """Entry points of the implementations in other installed packages, by name."""
+    """Return the entry points of the implementations in other installed packages, by name."""
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
@@ -113,7 +115,7 @@ def installed() -> "dict[str, EntryPoint]":
 
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """The tables in catalogue.toml, `facts` and `looks`, each by the implementation's name."""
+    """Read the tables `facts` and `looks` of catalogue.toml, each with an entry for each implementation, by name."""
     from importlib.resources import files  # here, because --help needs neither
 
     import msgspec
@@ -123,13 +125,13 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 
 def implementation_names() -> list[str]:
-    """All known implementation names: those in the folder, then those of installed packages."""
+    """Return all known names of implementations: those in the folder, then those of installed packages."""
     own = stems(PACKAGE)
     return own + sorted(set(installed()) - set(own))
 
 
 def name_of(spec: str) -> str:
-    """The name under which a spec takes part: its label, its name, or the file's stem for IMPLEMENTATION.
+    """Return the name under which a spec takes part: its label, its name, or the file's stem for IMPLEMENTATION.
 
     Without a label, an option is part of the name, as in `fused+compile`.
     """
@@ -148,7 +150,7 @@ def variant(spec: str) -> tuple[str, str]:
 
 
 def split(spec: str) -> tuple[Path | None, str]:
-    """Split `path/to/file.py:Name` into (path, Name), a plain name into (None, name); drops a label."""
+    """Split `path/to/file.py:Name` into (path, Name), and a plain name into (None, name); a label is dropped."""
     label = _LABELLED.fullmatch(spec)
     bare = spec if label is None else label[2]
     match = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", bare)
@@ -156,7 +158,7 @@ def split(spec: str) -> tuple[Path | None, str]:
 
 
 def is_foreign(spec: str) -> bool:
-    """Whether a spec's code comes from a file or another package rather than from attnbench."""
+    """Return whether the code of a spec comes from a file or another package, and not from attnbench."""
     path, name = split(variant(spec)[0])
     return path is not None or name not in stems(PACKAGE)
 
@@ -196,9 +198,9 @@ def check_specs(specs: Iterable[str]) -> None:
 
 
 def labelled(specs: Iterable[str]) -> list[str]:
-    """Label specs of files as STEM.NAME if another implementation has their name; drop repeated specs.
+    """Drop repeated specs; label a spec of a file as STEM.NAME if another implementation has the same name.
 
-    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`; functions with one name in several files are labelled, too.
+    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`. If several files have a function of the same name, all get labels.
     """
     specs = list(dict.fromkeys(specs))
     names, known = [name_of(spec) for spec in specs], set(implementation_names())
@@ -212,12 +214,16 @@ def labelled(specs: Iterable[str]) -> list[str]:
 
 
 def discover_implementations(path: Path) -> list[str]:
-    """The implementations in a file, in its order, without running it.
+    """Find the implementations in a file without running it; return their names in the file's order.
 
-    Implementations have public names. They are functions whose first three parameters are named as in HEADS; functions
-    of a paged cache; classes with `attend` or such a `forward`; and variables that hold an instance of such a class, a
-    result of `adapt` or `Implementation`, or a `functools.partial` of such a function or of SDPA. Imported names are
-    ignored, and so are functions that are passed to `adapt`, or that the file calls and that need further arguments.
+    An implementation has a public name and is one of these:
+    - a function whose first three parameters are named as in HEADS, or whose parameters are those of a paged cache;
+    - a class with a method `attend`, or with a method `forward` with parameters as in HEADS;
+    - a variable that holds an instance of such a class, a result of `adapt` or `Implementation`, or a
+      `functools.partial` of such a function or of SDPA.
+
+    Imported names are ignored, and so are functions that are passed to `adapt`, or that the file calls and that need
+    further arguments.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
@@ -248,9 +254,9 @@ def discover_implementations(path: Path) -> list[str]:
 
 
 def plug_in(path: Path) -> str:
-    """The name of the implementation inside a file of a folder `implementations`.
+    """Return the name of the implementation in a file of a folder `implementations`.
 
-    It is `attention` if the file defines that and no IMPLEMENTATION, and otherwise IMPLEMENTATION.
+    It is `attention` if the file defines this name and not IMPLEMENTATION, and otherwise IMPLEMENTATION.
     """
     try:
         names = {each.get_name() for each in _read(path)[1] if each.is_assigned()}
@@ -260,19 +266,19 @@ def plug_in(path: Path) -> str:
 
 
 def imported(spec: str) -> set[str]:
-    """Names of the top-level packages that a spec's file imports; empty without a file."""
+    """Return the names of the top-level packages that a spec's file imports; empty if the spec has no file."""
     path = file_of(spec)
     return set() if path is None else imports_of(path)
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a spec, or of FILE.py, which names all implementations in it; None for a name without a file."""
+    """Return the file of a spec, or of FILE.py, which names all implementations in it; None if there is no file."""
     bare, _ = variant(name)
     return split(f"{bare}:any" if bare.endswith(".py") else bare)[0]
 
 
 def imports_of(path: Path) -> set[str]:
-    """Names of the top-level packages that a file imports, read from its source; empty if it cannot be read."""
+    """Return the names of the top-level packages that the source of a file imports; empty if it cannot be read."""
     try:
         nodes = list(ast.walk(_read(path)[0]))
     except ValueError:  # the check of specs reports the error
@@ -283,7 +289,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function takes query, key and value or a paged cache, or a class has a method that does.
+    """Return whether a function takes query, key and value, or a paged cache, or a class has a method that does.
 
     The method is `attend`, or an undecorated `forward` that takes query, key and value.
     """
@@ -306,13 +312,13 @@ def _names_pages(function: ast.FunctionDef) -> bool:
 
 
 def is_dense(spec: str) -> bool:
-    """Whether a batch's keys are gathered for a spec before its call; False if its file cannot be read any more."""
+    """Return whether a spec gets the keys of a batch gathered from their pages; False if its file no longer exists."""
     path, _ = split(variant(spec)[0])
     return not reads_pages(spec) and (path is None or path.exists())
 
 
 def reads_pages(spec: str) -> bool:
-    """Whether a spec names a function that reads a paged cache: one of READ_PAGES, or judged from its file's source."""
+    """Return whether a spec reads a paged cache: it is in READ_PAGES, or its function has the parameters for one."""
     path, attribute = split(variant(spec)[0])
     if path is None:
         return attribute in READ_PAGES
@@ -325,7 +331,7 @@ def reads_pages(spec: str) -> bool:
 
 
 def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function needs an argument after query, key and value that the harness cannot give."""
+    """Return whether a function needs arguments besides query, key and value that attnbench cannot give."""
     if isinstance(node, ast.ClassDef):
         return False
     positional, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
@@ -337,7 +343,7 @@ def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 
 def _makes(node: ast.AST, attending: Collection[str]) -> bool:
-    """Whether an expression calls `adapt`, `Implementation`, a class in `attending`, or `partial`.
+    """Return whether an expression calls `adapt`, `Implementation`, a class in `attending`, or `partial`.
 
     The first argument of `partial` must be SDPA or in `attending`.
     """
@@ -350,12 +356,12 @@ def _makes(node: ast.AST, attending: Collection[str]) -> bool:
 
 
 def _last_name(node: ast.expr) -> str:
-    """The name of a variable, or the last part of a dotted one; "" for any other expression."""
+    """Return the name of a variable, or the last part of a dotted name; "" for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
-    """The syntax tree and the top-level names of a file, without running it.
+    """Return the syntax tree and the top-level names of a file, without running it.
 
     Raises:
         ValueError: the file cannot be read, or is not Python.
@@ -371,7 +377,7 @@ def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
 
 
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
-    """The error message about an unknown name, with a suggestion and all known names."""
+    """Return the error message about an unknown name, with a suggestion and all known names."""
     names = list(known)
     return (
         f"there is no {kind} {given or repr(given)}{did_you_mean(given, names)}; choose among {', '.join(names)}{more}"
@@ -379,7 +385,7 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
 
 
 def require_known(kind: str, given: Iterable[str], known: Collection[str], more: str = "") -> None:
-    """Check that all names are known.
+    """Check that all names in `given` are in `known`; `kind` says in the error message what they are names of.
 
     Raises:
         ValueError: a name is unknown; the message has all known ones.
@@ -390,7 +396,7 @@ def require_known(kind: str, given: Iterable[str], known: Collection[str], more:
 
 
 def digest(spec: str) -> str:
-    """Eight hex digits that identify the source file of a spec; "" for an installed package, which has a version."""
+    """Return eight hex digits that identify the source of a spec; "" for an installed package, which has a version."""
     path, attribute = split(variant(spec)[0])
     if path is None and attribute in stems(PACKAGE):
         module = importlib.util.find_spec(f"{PACKAGE}.{attribute}")
@@ -399,7 +405,7 @@ def digest(spec: str) -> str:
 
 
 def _import_namesake(path: Path) -> None:
-    """Import the installed package that has the file's own name: the file imports it, but would find itself.
+    """Import the installed package with the name of a file; an import in the file itself would find the file.
 
     Raises:
         ValueError: no such package is installed.
@@ -417,7 +423,7 @@ def _import_namesake(path: Path) -> None:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Run a file as a new module. Like a script it can import the files next to it. No bytecode is stored or read."""
+    """Run a file as a new module, which can import the files next to it like a script; use no stored bytecode."""
     digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
     names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())
     name = next(name for name in names if name not in sys.modules)
@@ -437,10 +443,10 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
-    """Import the value that a known spec without an option names.
+    """Import the value that a spec names; the spec must be known and have no option.
 
     Raises:
-        ValueError: the module holds no such value.
+        ValueError: the module does not define this value.
         Exception: any exception of the imported module.
     """
     path, attribute = split(spec)

@@ -6,8 +6,8 @@
 
 The end of pytest's output lists each undecided comparison, whatever the test asserts.
 
-Pytest loads the fixture automatically if attnbench is installed; heavy imports wait until a test uses it. In a test
-that also has the fixture `benchmark` of pytest-benchmark, the candidate's samples become that test's rounds.
+Pytest loads the fixture automatically if attnbench is installed. Slow imports wait until a test uses it. If a test also
+has the fixture `benchmark` of pytest-benchmark, the samples of the candidate become the rounds of this benchmark.
 """
 
 import secrets
@@ -24,11 +24,12 @@ MOST_SEEDS = 2**31  # seeds are drawn below this number
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001  # a suite may have hundreds of comparisons
 UNDECIDED = "attnbench-undecided"
-"""The property of a test's report that holds the sentence of an undecided comparison: xdist and JUnit XML keep it."""
+"""Name of the property of a test's report that has the sentence of an undecided comparison. pytest-xdist and JUnit XML
+keep such properties."""
 
 
 class AttentionBench:
-    """Check a candidate and time it against a baseline, in fresh processes and randomised blocks."""
+    """A function that checks a candidate and times it against a baseline, in fresh processes and randomised blocks."""
 
     def __init__(self, seed: int, benchmark: Any = None, node: pytest.Item | None = None) -> None:  # noqa: ANN401
         """Store the seed, pytest-benchmark's fixture if there is one, and the test whose report gets each outcome."""
@@ -44,13 +45,14 @@ class AttentionBench:
     ) -> "Outcome":
         """Compare the candidate with the baseline; return the outcome of `attnbench.compare`: ratio, verdict and more.
 
-        `more` are the axes of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference),
-        each a value or a list of values; and `seed` (default: the session's), `smallest_effect` or `false_share`
-        (default: 0.001) as in `attnbench.compare`. The comparison ends when all verdicts are decided, or after
-        `budget_s` seconds, which all workloads share. Nothing stays on disk.
+        `more` takes the axes of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference),
+        each with a value or a list of values. It also takes the parameters `seed` (default: the seed of the session),
+        `smallest_effect` and `false_share` (default: 0.001) of `attnbench.compare`. The comparison ends when all
+        verdicts are decided, or after `budget_s` seconds for all workloads together. Nothing stays on disk.
 
         Raises:
-            AssertionError: an answer of either disagrees with the float64 oracle; the message has the diagnosis.
+            AssertionError: an answer of the candidate or the baseline disagrees with the float64 oracle; the message
+                has the diagnosis.
             ValueError: there is no such axis or implementation, an implementation does not support a workload, or
                 candidate and baseline are the same.
         """
@@ -82,18 +84,18 @@ class AttentionBench:
 
 
 class ReplayClock:
-    """A timer that advances only when a sample is played, by its value: pytest-benchmark then measures this value."""
+    """A timer for pytest-benchmark that replays samples: each call of `play` advances it by the value of one sample."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.samples: Iterator[float] = iter(())  # seconds per call, to be played in this order
 
     def play(self) -> None:
-        """Advance by the value of the next sample; by nothing after the last one."""
+        """Advance by the value of the next sample, in seconds; after the last sample, do nothing."""
         self.now_s += next(self.samples, 0.0)
 
     def __call__(self) -> float:
-        """Seconds that were played so far."""
+        """Return the seconds that were played so far."""
         return self.now_s
 
 
@@ -113,7 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of the session unless one is set, since code could be fitted to known inputs.
+    """Draw the seed of the session unless the option gives one, since code could be fitted to known inputs.
 
     Raises:
         UsageError: the seed is below 0.
@@ -125,7 +127,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List each undecided comparison, since a test that passes with one has not shown that nothing is slower."""
+    """List each undecided comparison: its test may pass, but does not show that nothing is slower."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
     lines = [
         f"{report.nodeid}: {text}"
@@ -143,7 +145,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def attention_bench(request: pytest.FixtureRequest) -> AttentionBench:
-    """Compare a candidate with a baseline on one workload: a function, see `AttentionBench`.
+    """Provide a function that compares a candidate with a baseline; see `AttentionBench.__call__`.
 
     A failing test reports the seed that reproduces it.
     """

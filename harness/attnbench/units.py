@@ -1,4 +1,4 @@
-"""Format numbers with their units, texts and tables; parse quantities; group items."""
+"""Format quantities with units, text and tables; parse quantities; group items."""
 
 import html
 import itertools
@@ -21,17 +21,18 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "flops/s": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1e3, "kFLOP/s"), (1.0, "FLOP/s")),
     "flops": ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")),
 }
-"""Divisors and symbols of each unit, the largest first."""
+"""The divisors and symbols of each unit, largest divisor first."""
 MISSING = "-"
 FORMULA_STARTS = ("=", "+", "-", "@")  # characters with which a spreadsheet begins a formula
 NARROWEST, UNBROKEN = 12, 40
-"""NARROWEST: least width in characters to which `text_lines` narrows a column; UNBROKEN: that of the first column."""
+"""NARROWEST: smallest width in characters to which `text_lines` narrows a column. UNBROKEN: the same for the first
+column."""
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
-    """The (divisor, symbol) of the largest scale in which `value`, given in `unit`, is at least 1 when rounded.
+    """Return the (divisor, symbol) of the largest scale in which `value`, given in `unit`, is at least 1 when rounded.
 
-    Smaller values have the smallest scale. A unit without scales is shown unchanged: (1.0, unit).
+    Smaller values get the smallest scale. A unit without scales is shown unchanged: (1.0, unit).
     """
     scales = SCALES.get(unit, ((1.0, unit),))
     for divisor, symbol in scales:
@@ -41,7 +42,7 @@ def scale_of(value: float, unit: str) -> tuple[float, str]:
 
 
 def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
-    """`value` in the best scale of its unit, to `digits` significant digits; None, NaN and infinity are "-"."""
+    """Format `value` in the best scale of its unit, to `digits` significant digits; None, NaN and infinity are "-"."""
     if value is None or not math.isfinite(value):
         return MISSING
     divisor, symbol = scale_of(value, unit)
@@ -49,9 +50,9 @@ def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
 
 
 def span(point: float, low: float | None, high: float | None, unit: str = "") -> str:
-    """A point and its interval in one unit, rounded to the precision of the interval: "1.23 ms (1.20 to 1.27)".
+    """Format a value and its interval in one unit, with the precision of the interval: "1.23 ms (1.20 to 1.27)".
 
-    Without an interval it is the point alone, as in `show`.
+    Without an interval, format the value alone, as `show` does.
     """
     if low is None or high is None:
         return show(point, unit)
@@ -69,15 +70,16 @@ UNITS = {
     "duration": {"": 1, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600},
     "share": {"": 1, "%": 0.01},
 }
-"""The units in which users write each kind of quantity, as multiples of a byte, a second and one."""
+"""The units that users may write for each kind of quantity, as multiples of a byte, a second, or 1."""
 WRITTEN = {"size": "8GiB, 512MiB or 1000000", "duration": "90, 90s, 2min or 1h", "share": "0.02 or 2%"}
 LEAST_BYTES = 1024  # a smaller size without a unit is rejected, since its unit was probably forgotten
 
 
 def quantity(text: str, kind: str) -> float:
-    """Parse a quantity of the kind size, duration or share into bytes, seconds or a fraction: 8GiB, 2min, 2%.
+    """Parse a size into bytes, a duration into seconds, or a share into a fraction: 8GiB, 2min, 2%.
 
-    A number alone has these units. GiB, GB and G are all 2**30 bytes.
+    `kind` is `size`, `duration` or `share`. A number without a unit is in bytes, in seconds, or a fraction. GiB, GB and
+    G are all 2**30 bytes.
 
     Raises:
         ValueError: the text is not such a quantity, or is a size of a few bytes, which probably lacks its unit.
@@ -93,12 +95,12 @@ def quantity(text: str, kind: str) -> float:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage: 0.0213 is "2.1 %"."""
+    """Format a share as a percentage: 0.0213 becomes "2.1 %"."""
     return f"{significant(100 * share, 2)} %"
 
 
 def duration(seconds: float) -> str:
-    """An approximate waiting time: "4 s", "12 min" from two minutes on, "3 h" from two hours on."""
+    """Format an approximate waiting time: "4 s", "12 min" from two minutes on, "3 h" from two hours on."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -106,7 +108,7 @@ def duration(seconds: float) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """`value` to `digits` significant digits without an exponent: 0.012345 to 3 digits is "0.0123"."""
+    """Format `value` to `digits` significant digits without an exponent: 0.012345 to 3 digits becomes "0.0123"."""
     if value == 0.0:
         return "0"
     rounded = abs(float(f"{value:.{digits - 1}e}"))
@@ -115,7 +117,7 @@ def significant(value: float, digits: int) -> str:
 
 
 def sanitize_line(text: str, limit: int = 0) -> str:
-    """Text from outside on one line without control or direction characters, cut at `limit` characters (0: uncut)."""
+    """Put text from outside on one line, without control or direction characters; cut it at `limit` (0: never)."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
 
@@ -135,23 +137,23 @@ ALIASES = {"fp64": "float64", "double": "float64", "fp32": "float32", "float": "
     "gpu": "cuda",
     "full": "none",
 }
-"""Common names of other projects for values and axes of attnbench."""
+"""Names that other projects use for values and axes, each with its name in attnbench."""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Suggest a known value for an unknown one, as " (did you mean X?)"; or ""."""
+    """Suggest a known value for an unknown one, as " (did you mean X?)"; return "" if none is similar."""
     names = list(known)
     near = [name for name in (ALIASES.get(given.lower()),) if name in names] or get_close_matches(given, names, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def escaped(text: str) -> str:
-    """Text from outside as a cell of a Markdown table: pipes, tags and emphasis are escaped."""
+    """Escape pipes, tags and emphasis in text from outside, for a cell of a Markdown table."""
     return re.sub(r"([\\`|*\[\]~$])", r"\\\1", html.escape(text, quote=False))
 
 
 def guarded(text: str) -> str:
-    """One line of text for a spreadsheet; an apostrophe before a formula makes it text.
+    """Return one line of text for a cell of a spreadsheet, with an apostrophe before a formula, which makes it text.
 
     Source: https://owasp.org/www-community/attacks/CSV_Injection.
     """
@@ -162,10 +164,10 @@ def guarded(text: str) -> str:
 def text_lines(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 0, right: Collection[int] = ()
 ) -> list[str]:
-    """A table as lines of text, its headings first; columns with an index in `right` are aligned to the right.
+    """Format a table as lines of text, headings first; columns whose index is in `right` are aligned to the right.
 
     If the table is wider than `width` characters (0: no limit), the widest columns are wrapped, down to NARROWEST
-    characters, or UNBROKEN in the first column.
+    characters, or to UNBROKEN in the first column.
     """
     sizes = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     while width and sum(sizes) + 2 * (len(sizes) - 1) > width:
@@ -186,10 +188,10 @@ def text_lines(
 
 
 def readable_json(value: object) -> str:
-    """Data as indented JSON; a text with attributes, such as a warning with its name, becomes the text alone.
+    """Format data as indented JSON; instances of subclasses of str, such as warnings with a name, become plain strings.
 
     Raises:
-        TypeError: the data hold an object that cannot be written as JSON.
+        TypeError: the data contain an object that cannot be written as JSON.
     """
 
     def text(part: object) -> str:
@@ -201,7 +203,7 @@ def readable_json(value: object) -> str:
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows, texts by column, as a Markdown table with all text escaped; all rows have the same columns."""
+    """Format rows as a Markdown table with all text escaped; each row has the same columns, with a text for each."""
     import tabulate  # here, because --help needs no table
 
     columns = list(rows[0]) if rows else []
@@ -214,32 +216,32 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def markdown_list(facts: Mapping[str, str]) -> str:
-    """Facts by name as a Markdown list; the facts are escaped, the names are not."""
+    """Format facts by name as a Markdown list; the facts are escaped, and the names are not."""
     return "\n".join(f"- **{name}**: {escaped(text)}" for name, text in facts.items())
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Group items by key, in the order of their first appearance."""
+    """Group items by key; the groups are in the order of their first item."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
 
 
-HUGE = 1000.0  # multiples of a tolerance from which an exponent is shown
+HUGE = 1000.0  # multiple of a tolerance from which `multiple` shows an exponent
 
 
 def multiple(value: float) -> str:
-    """An error as a multiple of its tolerance: "0.12", or "3e+04" from a thousand on."""
+    """Format an error as a multiple of its tolerance: "0.12", or "3e+04" from a thousand on."""
     return significant(value, 2) if value < HUGE else f"{value:.0e}"
 
 
 def factors(values: Sequence[float]) -> str:
-    """Smallest and largest factor: "1.10x to 1.52x", or "1.10x" if they are equal when rounded; "1.00x" for none."""
+    """Format the smallest and largest factor: "1.10x to 1.52x", or one if both round to the same; "1.00x" for none."""
     ends = dict.fromkeys(f"{end:.2f}x" for end in (min(values, default=1.0), max(values, default=1.0)))
     return " to ".join(ends)
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names in a sentence: "a, b and c", or "none"."""
+    """Join names for a sentence: "a, b and c"; "none" if there are no names."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none"

@@ -1,1 +1,1 @@
-"""Acceptance tests of the method: what the engine must show, next to its rivals, losses included."""
+"""Acceptance tests of the method: each promise has a limit that was fixed before. Some compare with other tools."""

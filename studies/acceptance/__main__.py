@@ -1,8 +1,9 @@
 """`python -m studies.acceptance W1 V4 --sessions 5`: tests of the method's promises, W1 to W7 and V1 to V9.
 
-Real sessions have a known truth; V2 and V3 also simulate worlds. Each session is stored when it ends, so that an
-interrupted study can be resumed. `--list` prints what each test costs. `--old TREE` also runs an older attnbench from a
-checkout, in turns with this one. G1 to G5, for CUDA devices, are in on_cuda.py.
+A session runs attnbench, or in V2 and V3 also a simulation, on functions whose true difference in speed is known. Each
+session is stored when it ends, so that an interrupted study can be resumed. `--list` prints the minutes that each test
+takes. `--old TREE` also runs an older attnbench from a checkout, in turns with this one. The tests of CUDA devices, G1
+to G5, are in on_cuda.py.
 """
 
 import itertools
@@ -30,15 +31,15 @@ from studies.trust import __main__ as cheats
 
 FOLDER = Path("results/gallery/acceptance")
 FALSE, NEAR = 0.05, 0.1
-"""Limits: false verdicts (share), and the error of a time next to other work (relative)."""
+"""Limits: the share of false verdicts, and the relative error of a time that is measured next to other work."""
 ERROR_OF_LOOP = 1.2
-"""Largest error of a ratio, over that of the plain loop in the same time."""
+"""Largest RMS error of a ratio, as a multiple of the error that the plain loop makes in the same time."""
 SHARES = {10.0: 0.5, 30.0: 0.6, 240.0: 0.7}
-"""Smallest share of samples in the time of a run, by its budget in seconds."""
+"""Smallest share of a run's time that is spent in samples, by the budget of the run in seconds."""
 WITH_OLD, OLD = ("W1", "W2", "W4", "W5"), ", older"
-"""Tests that `--old` runs with an older attnbench, too, and the suffix of their names."""
+"""Tests that `--old` runs with the older attnbench, too, and the suffix of the names of these runs."""
 Take = Callable[..., Sequence[Row]]
-"""Runs the session of this number; those of `WITH_OLD` also take the tree of the package."""
+"""Function that runs one session, given its number, and returns its rows; in tests of WITH_OLD it also takes `tree`."""
 Judge = Callable[[Sequence[Row]], tuple[str, bool]]
 
 
@@ -50,7 +51,7 @@ class Test:
     title: str
     limit: str
     number: int  # number of sessions
-    seconds: float  # of one session, on two cores
+    seconds: float  # duration of one session on two cores
     take: Take
     judge: Judge
 
@@ -64,7 +65,7 @@ def _count(rows: Sequence[Row], *verdicts: str) -> int:
 
 
 def _same(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge identical code: no verdict of slower or faster, and both sides treated alike."""
+    """Judge sessions of identical code: a share of at most FALSE is slower or faster, and settings are always equal."""
     alike, false = sum(row.get("alike") == 1.0 for row in rows), _count(rows, "slower", "faster")
     found = f"settings equal in {alike} of {len(rows)}; false verdicts {at_most(false, len(rows))}; "
     found += f"equal in {_count(rows, 'equivalent')}"
@@ -80,7 +81,7 @@ def _planted(rows: Sequence[Row], least: float) -> tuple[str, bool]:
 
 
 def _against_loop(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge a planted slowdown whose size is that of the plain loops of all sessions: their median."""
+    """Judge sessions with a planted slowdown whose true size is the median ratio of all sessions' plain loops."""
     truth = median(row["loop"] for row in rows)
     words, is_found = _planted(rows, least=1 - FALSE)
     covered, is_covered = _covered([row | {"share": truth - 1} for row in rows])
@@ -89,7 +90,7 @@ def _against_loop(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _identical(rows: Sequence[Row], least_equal: float = 0.0) -> tuple[str, bool]:
-    """Judge identical files: never slower or, where equal is expected, never faster either."""
+    """Judge identical files: none may be slower. With `least_equal`, none may be faster, and that share equal."""
     equal = _count(rows, "equivalent")
     false = _count(rows, "slower", *["faster"] * bool(least_equal))
     words = (
@@ -99,7 +100,7 @@ def _identical(rows: Sequence[Row], least_equal: float = 0.0) -> tuple[str, bool
 
 
 def _covered(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge the coverage of the true ratio by printed intervals, among the comparisons that have one."""
+    """Judge how many printed intervals contain the true ratio, among the comparisons that have an interval."""
     known = [row for row in rows if row["verdict"] != "none" and row["high"] < math.inf]
     inside = sum(row["low"] <= 1 + row["share"] <= row["high"] for row in known)
     words = f"the interval covers the true ratio in {at_least(inside, len(known))}; {len(rows)} sessions"
@@ -122,7 +123,7 @@ def _honest(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _errors(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Compare the RMS error of the ratio with that of the plain loop, and with the best statistic of each tool."""
+    """Judge attnbench's RMS error of a ratio against the plain loop's, and against each other tool's best statistic."""
     logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         logs[row["tool"]][row["statistic"]].append(row["log"])
@@ -135,7 +136,7 @@ def _errors(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _spending(rows: Sequence[Row], least: float) -> tuple[str, bool]:
-    """Judge the share of samples in the time of a run; the words have the share of each part, in the median."""
+    """Judge the median share of a run's time that is spent in samples; the text has the share of each part."""
     known = [row for row in rows if "spent" in row]
     if not known:
         return "no session ended", False
@@ -153,7 +154,7 @@ def _spending(rows: Sequence[Row], least: float) -> tuple[str, bool]:
 
 
 def _printed_times() -> Iterator[Test]:
-    """W1: the printed time."""
+    """Yield the tests W1: attnbench prints the time of a plain loop."""
     for threads, length in itertools.product((1, 2), (32, 128, 256, 512, 1024)):
         yield Test(
             id=f"W1 {threads} threads, T={length}",
@@ -167,7 +168,7 @@ def _printed_times() -> Iterator[Test]:
 
 
 def _budgets() -> Iterator[Test]:
-    """W2 to W5: what a budget of seconds can show."""
+    """Yield the tests W2 to W5: the findings and the errors of sessions with a budget of seconds."""
     yield Test(
         id="W2",
         title="an extra product of about 3 % of 0.5 ms, 2 threads, 5 s",
@@ -209,7 +210,7 @@ def _budgets() -> Iterator[Test]:
 
 
 def _trust() -> Iterator[Test]:
-    """W6 and W7: honest code always has a time, and cheats have no false one."""
+    """Yield the tests W6 and W7: honest code always gets a time, and cheats get no false time."""
     for busy in (0, 3):
         yield Test(
             id=f"W6 {busy} busy",
@@ -232,7 +233,7 @@ def _trust() -> Iterator[Test]:
 
 
 def _identical_code() -> Iterator[Test]:
-    """V1: both sides are the same code."""
+    """Yield the tests V1: both sides are the same code."""
     for (name, is_same), busy in itertools.product({"one file": True, "two files": False}.items(), (0, 1)):
         yield Test(
             id=f"V1 {name}, {busy} busy",
@@ -248,7 +249,7 @@ def _identical_code() -> Iterator[Test]:
 
 
 def _false_shares() -> Iterator[Test]:
-    """V2 and V3: shares of simulated sessions, and of real intervals."""
+    """Yield the tests V2 and V3: shares of false verdicts, found slowdowns, and intervals that cover the true ratio."""
     low, high = COVERAGE
     yield Test(
         id="V2",
@@ -290,7 +291,7 @@ def _false_shares() -> Iterator[Test]:
 
 
 def _planted_slowdowns() -> Iterator[Test]:
-    """V4 and V6: a planted slowdown is found, and identical files are never slower."""
+    """Yield the tests V4 and V6: a planted slowdown is found, and identical files are never slower."""
     most = "slower in {} % at least, equivalent in none"
     for busy, share in itertools.product((1, 3), (0.03, 0.0)):
         what = "a planted slowdown of 3 %" if share else "identical files"
@@ -316,7 +317,7 @@ def _planted_slowdowns() -> Iterator[Test]:
 
 
 def _next_to_others() -> Iterator[Test]:
-    """V9: other work on the machine never becomes a false time or a finding."""
+    """Yield the tests V9: other work on the machine never leads to a false time or a finding."""
     for busy, threads, by_fixture in itertools.product((1, 2), (1, 2), (False, True)):
         how = "fixture" if by_fixture else "run"
         yield Test(
@@ -332,14 +333,14 @@ def _next_to_others() -> Iterator[Test]:
 
 GROUPS = (_printed_times, _budgets, _trust, _identical_code, _false_shares, _planted_slowdowns, _next_to_others)
 TESTS = {test.id: test for group in GROUPS for test in group()}
-"""All tests, with the numbers of sessions that their limits need."""
+"""All tests by id; each has the number of sessions that its limit needs."""
 
 
 def chosen(names: Sequence[str]) -> list[Test]:
-    """Select the tests whose id begins with one of `names`; all if there are none.
+    """Select the tests whose id begins with one of `names`; all tests if `names` is empty.
 
     Raises:
-        BadParameter: no test begins with a name.
+        BadParameter: no id begins with a name.
     """
     for name in names:
         if not any(test.startswith(name) for test in TESTS):
@@ -348,7 +349,7 @@ def chosen(names: Sequence[str]) -> list[Test]:
 
 
 def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
-    """The sessions of a test as pieces of the study; those of an older tree have a piece of their own."""
+    """Return the sessions of a test as a piece of the study; with `old`, sessions of that tree are a second piece."""
     found = [frame.Piece(name=test.id, make=test.take, size=test.number)]
     if old is not None and test.id.startswith(WITH_OLD):
         make = partial(test.take, tree=old.resolve() / "harness")
@@ -357,10 +358,10 @@ def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
 
 
 def outcome(test: Test, folder: Path, engine: str = "") -> Outcome | None:
-    """Judge a test by its sessions, with engine=OLD by those of the older tree; None without any."""
+    """Judge a test by its stored sessions, with engine=OLD by those of the older tree; None if there are none."""
     if not (rows := frame.rows(folder, test.id + engine)):
         return None
-    if engine:  # other tools were measured once
+    if engine:  # other tools are measured in the sessions of this tree alone
         rows += [row for row in frame.rows(folder, test.id) if row.get("tool", OURS) != OURS]
     found, passes = test.judge(rows)
     return Outcome(id=test.id + engine, title=test.title, limit=test.limit, found=found, passes=passes)
@@ -390,7 +391,7 @@ Not run: {"; ".join(test.id for test in TESTS.values() if not frame.rows(folder,
 
 
 def costs(tests: Sequence[Test], folder: Path, number: int, old: Path | None) -> str:
-    """Build the table of missing sessions, with the minutes that they take."""
+    """Build the table of the sessions that are not stored yet, with the minutes that they take."""
     rows, total = [], 0.0
     for test in tests:
         wanted = min(number or test.number, test.number)
@@ -422,10 +423,10 @@ def accept(
         bool, typer.Option("--list", help="Print the table, and the minutes of missing sessions; run nothing.")
     ] = False,
 ) -> None:
-    """Run sessions with a known truth, and print the table of all tests so far. Exit code 1 if one of these misses.
+    """Run sessions with a known truth, and print the table of all tests so far. Exit code 1 if a selected test misses.
 
-    Sessions that are already stored are not run again. The older tree is one of `git worktree add TREE COMMIT`; its
-    sessions alternate with those of this one.
+    Sessions that are already stored are not run again. `git worktree add TREE COMMIT` makes an older tree; its sessions
+    alternate with those of this tree.
     """
     asked = chosen(tests or [])
     if only_list:

@@ -1,6 +1,6 @@
-"""The first CUDA device, with the methods that G1 to G5 need; studies/simulated/gpu.py simulates one.
+"""The first CUDA device, with the methods that the tests G1 to G5 of on_cuda.py need.
 
-Calls queue their work, as torch's do.
+The class in studies/simulated/gpu.py has the same methods. A call returns when its work is queued, as torch's calls do.
 """
 
 import time
@@ -18,7 +18,7 @@ Call = Callable[[], object]
 DEVICE = "cuda"
 SPIN_CYCLES = 1_000_000
 BYTES_PER_S = {"A100": 2.039e12, "H100": 3.35e12, "H200": 4.8e12}
-"""Rates of memory. Source: https://www.nvidia.com/en-us/data-center/, a100, h100 and h200."""
+"""Memory bandwidth by model, in bytes per second. Source: https://www.nvidia.com/en-us/data-center/, pages of each."""
 
 
 class CudaGpu:
@@ -29,7 +29,7 @@ class CudaGpu:
         self.clock = device(DEVICE).clock
 
     def calls(self) -> dict[str, Call]:
-        """Return matrix products, elementwise work, and attention."""
+        """Return calls by name: matrix products, attention, and elementwise work of one and of three kernels."""
         found: dict[str, Call] = {}
         for size in (512, 2048, 4096):
             left, right = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16).unbind()
@@ -43,7 +43,7 @@ class CudaGpu:
         return found
 
     def fixed_work(self) -> Call:
-        """Return a call of always the same work: a matrix product."""
+        """Return a call that always does the same work: a matrix product."""
         return self.calls()["matmul 2048"]
 
     def short_work(self) -> Call:
@@ -52,16 +52,16 @@ class CudaGpu:
         return lambda: source + 1
 
     def copy(self) -> tuple[Call, int]:
-        """Return a copy of a quarter of the cache to another, and the bytes that it reads and writes."""
+        """Return a call that copies a quarter of the cache's size, and the bytes that it reads and writes."""
         source = torch.ones(device(DEVICE).cache_bytes() // 4, dtype=torch.uint8, device=DEVICE)
         return partial(torch.empty_like(source).copy_, source), 2 * source.nbytes
 
     def flush(self) -> object:
-        """Flush as the device does."""
+        """Empty the caches with the device's own function."""
         return device(DEVICE).flush()
 
     def busy(self, seconds: float) -> Call:
-        """Return a call that queues torch's spinning kernel for this duration."""
+        """Return a call that queues torch's spinning kernel, which then runs for `seconds`."""
 
         def spin(cycles: int) -> None:
             torch.cuda._sleep(cycles)  # noqa: SLF001 - as in attnbench.devices.cuda
@@ -70,7 +70,7 @@ class CudaGpu:
         return lambda: spin(cycles)
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """Sum the seconds of the calls inside kernels, on all streams, with torch's profiler."""
+        """Return the seconds that the calls spend in kernels, on all streams, by torch's profiler."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -80,30 +80,30 @@ class CudaGpu:
         return sum(float(event.self_device_time_total) for event in seen.key_averages()) * 1e-6
 
     def num_kernels(self, call: Call) -> int:
-        """Count kernels with the device's recording of a call."""
+        """Count the kernels in the device's recording of a call."""
         return len(device(DEVICE).record(call).kernels())
 
     def captured(self, call: Call) -> Call:
-        """Capture the call as the device does."""
+        """Record the call as a CUDA graph with the device's own function, and return a call that replays the graph."""
         return device(DEVICE).captured(lambda: call)
 
     def state(self) -> DeviceState:
-        """Read the device's state; its clock is that of the spins since the last reading, if any, or the driver's."""
+        """Read the device's state. Its clock frequency comes from spins since the last reading, or from the driver."""
         return device(DEVICE).state() or DeviceState()
 
     def heat(self, seconds: float) -> None:
-        """Run large matrix products."""
+        """Heat the device: run large matrix products for `seconds`."""
         matrix, end = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16), time.perf_counter() + seconds
         while time.perf_counter() < end:
             matrix @ matrix
             torch.cuda.synchronize()
 
     def interference_probe(self) -> Call:
-        """Return the device's own probe."""
+        """Return the call of the device's own interference probe."""
         return device(DEVICE).interference_probe()
 
     def peak_bytes_per_s(self) -> float | None:
-        """Compute the memory's peak rate from its clock and width (two transfers a tick), or look it up."""
+        """Return the memory's peak bandwidth by clock and width (two transfers a cycle), or by BYTES_PER_S, or None."""
         found = torch.cuda.get_device_properties(DEVICE)
         clock_khz, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
         if clock_khz and width:

@@ -1,8 +1,9 @@
 """V2 and V3 in simulated worlds: false alarms, coverage and power of the verdicts.
 
-The verdicts are those of statistics/verdict.py, at every look, for hundreds of sessions at once. In a world, each arm
-has a bias in each process, and all comparisons of a workload share the baseline's. Blocks add noise: normal, with
-spikes, or with a drift of each arm that persists between processes.
+Hundreds of sessions are simulated at once. Each is judged by the rules of statistics/verdict.py at each look, that is,
+after 4, 8, 16, 32 and 64 processes. In a world, each implementation has a random bias in each process, and all
+comparisons of a workload share the bias of the baseline. Blocks add noise: normal, with spikes, or with a drift that
+persists between processes.
 """
 
 import math
@@ -24,27 +25,27 @@ NUM_ARMS = 4
 """Comparisons of one workload, which share its baseline."""
 POOL = 2**20
 LARGEST_FALSE, COVERAGE, POWER, LARGEST_EQUAL = 0.06, (0.93, 0.98), 0.9, 0.01
-"""Limits: sessions with a false verdict, coverage of an interval, slowdowns found, slowdowns called equal."""
+"""Limits, as shares: sessions with a false verdict, coverage of intervals, slowdowns found, slowdowns called equal."""
 SPIKE = 0.3
 """Mean size of a spike, on the log scale."""
 KEPT = 0.5
-"""Correlation of an arm's drift between one process and the next."""
+"""Correlation of the drift of a comparison in one process with that in the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A simulated world."""
+    """A simulated machine: the sizes of its noise on the log scale, and the true log ratio of each comparison."""
 
-    bias: float = 0.0  # standard deviation of an arm's bias in a process
+    bias: float = 0.0  # standard deviation of an implementation's bias in a process
     num_cells: int = 1
     noise: float = NOISE  # standard deviation of one sample on the log scale
     spikes: float = 0.0  # share of disturbed samples
-    drift: float = 0.0  # standard deviation of the part of an arm's noise that persists between processes
+    drift: float = 0.0  # standard deviation of the part of a comparison's noise that persists between processes
     log_ratio: float = 0.0
 
 
 def _nulls(num_cells: int) -> dict[str, World]:
-    """Worlds without any difference, by name."""
+    """Build worlds without a true difference, by name, with `num_cells` comparisons each."""
     worlds = {}
     for bias in (0.005, 0.01, 0.015):
         name = f"{num_cells} comparison{'s' * (num_cells > 1)}, bias {bias:.1%}"
@@ -62,7 +63,7 @@ SLOWDOWNS = {
 
 
 def noise_pool(world: World, draws: np.random.Generator) -> Floats:
-    """Draw the noise in the number of a process, which is a median over its blocks (POOL,)."""
+    """Draw the noise in the log ratio that one process gives, a median over its blocks (POOL,)."""
     logs = world.noise * draws.standard_normal((2, POOL // 16, NUM_BLOCKS), dtype=np.float32)
     if world.spikes:
         logs += (draws.random(logs.shape) < world.spikes) * draws.exponential(SPIKE, logs.shape)
@@ -73,7 +74,7 @@ def noise_pool(world: World, draws: np.random.Generator) -> Floats:
 
 
 def numbers(world: World, num_runs: int, pool: Floats, draws: np.random.Generator) -> Floats:
-    """Draw one number for each process and comparison (num_runs, LOOKS[-1], num_cells)."""
+    """Draw the log ratio of each session, process and comparison (num_runs, LOOKS[-1], num_cells)."""
     shape = (num_runs, LOOKS[-1], world.num_cells)
     size = int(np.prod(shape))
     start = int(draws.integers(POOL))
@@ -97,17 +98,20 @@ def numbers(world: World, num_runs: int, pool: Floats, draws: np.random.Generato
 class Tally:
     """Counts over a world's sessions."""
 
-    num_runs: int = 0
-    num_cells: int = 0
+    num_runs: int = 0  # sessions
+    num_cells: int = 0  # comparisons in all sessions
     alarms: int = 0  # sessions with a false "faster" or "slower"
-    slower: int = 0  # comparisons
-    equal: int = 0
-    covered: int = 0  # by the intervals of all looks
-    processes: int = 0  # of comparisons found slower
+    slower: int = 0  # comparisons that are judged slower
+    equal: int = 0  # comparisons that are judged equal
+    covered: int = 0  # comparisons whose intervals contain the true ratio at all looks
+    processes: int = 0  # processes before the verdict, summed over the comparisons judged slower
 
 
 def watch(world: World, logs: Floats, tally: Tally) -> None:
-    """Judge each session at each look; a comparison stops once it is decided."""
+    """Judge sessions with the given `logs` (num_runs, LOOKS[-1], num_cells) at each look, and add them to `tally`.
+
+    A comparison keeps the first verdict that decides it.
+    """
     num_runs, _, num_cells = logs.shape
     beyond = np.log1p(SMALLEST_EFFECT)
     is_open = np.ones((num_runs, num_cells), dtype=bool)
@@ -138,19 +142,19 @@ def watch(world: World, logs: Floats, tally: Tally) -> None:
 
 
 def simulate(world: World, num_runs: int, seed: int = 39) -> Tally:
-    """Simulate sessions in a world."""
+    """Simulate `num_runs` sessions in a world, and count their verdicts."""
     draws, tally = np.random.default_rng(seed), Tally()
     watch(world, numbers(world, num_runs, noise_pool(world, draws), draws), tally)
     return tally
 
 
 def rows(worlds: dict[str, World], number: int, num_runs: int = 500) -> list[Row]:
-    """Simulate some sessions in each world; a row for each."""
+    """Simulate `num_runs` sessions in each world, and return a row of counts for each world."""
     return [{"world": name, **vars(simulate(world, num_runs, seed=number))} for name, world in worlds.items()]
 
 
 def _total(found: Sequence[Row]) -> dict[str, Tally]:
-    """Add up the rows of each world."""
+    """Add up the counts in the rows of each world."""
     totals: dict[str, Tally] = {}
     for row in found:
         tally = totals.setdefault(row["world"], Tally())
@@ -160,7 +164,7 @@ def _total(found: Sequence[Row]) -> dict[str, Tally]:
 
 
 def judge_alarms(found: Sequence[Row]) -> tuple[str, bool]:
-    """V2: name the world with the largest share of sessions with a false verdict."""
+    """Judge V2 by the world with the largest share of sessions with a false verdict."""
     totals = _total(found)
     limits = {name: upper_limit(each.alarms, each.num_runs) for name, each in totals.items()}
     worst = max(limits, key=lambda name: limits[name])
@@ -169,7 +173,7 @@ def judge_alarms(found: Sequence[Row]) -> tuple[str, bool]:
 
 
 def judge_coverage(found: Sequence[Row]) -> tuple[str, bool]:
-    """V3: name the worlds with the smallest and the largest coverage."""
+    """Judge V3: the coverage must be within COVERAGE in each world; the text names the smallest and the largest."""
     shares = {name: each.covered / each.num_cells for name, each in _total(found).items()}
     ends = [end(shares, key=lambda name: shares[name]) for end in (min, max)]
     low, high = COVERAGE
@@ -178,7 +182,7 @@ def judge_coverage(found: Sequence[Row]) -> tuple[str, bool]:
 
 
 def judge_power(found: Sequence[Row]) -> tuple[str, bool]:
-    """Name the share of slowdowns found in each world, and the processes needed."""
+    """Judge V2's slowdowns by the share found in each world and the share called equal; name the processes needed."""
     totals = _total(found)
     words = [
         f"{name}: {each.slower / each.num_cells:.1%} after {each.processes / max(1, each.slower):.1f} processes"

@@ -1,6 +1,7 @@
-"""G1 to G5: tests of a CUDA device's clock, one function each; by default on the first device.
+"""G1 to G5: tests of the clock of a CUDA device. Each test is a function, which uses the first device by default.
 
-Each also takes a simulated `Gpu`, which shows that the test passes on a healthy device and fails on a faulty one.
+Each function also accepts a simulated device, with which tests/studies show that it passes on a healthy device and
+fails on a faulty one.
 
 Sources: meaning of event times, https://docs.nvidia.com/cuda/cuda-c-best-practices-guide (timing with GPU events);
 spinning kernel and flush outside of the span, https://github.com/NVIDIA/nvbench.
@@ -30,16 +31,17 @@ Gpu = CudaGpu | SimulatedGpu
 
 NUM_CALLS, NUM_REPEATS = 50, 9
 NUM_ROUNDS = 6
-"""Rounds of G1 and G5. Each runs both ways; every order comes equally often."""
+"""Rounds of G1 and G5. Each round times a call by both methods; either method begins equally often."""
 SUM_SHARE, GRAPH_SHARE = 0.02, 0.03
 SHORTEST_S = 20e-6
-"""Shorter calls are not judged."""
+"""Calls that take less time are not judged."""
 GAP_S = 1.2e-6
-"""Seconds between two kernels in a row on a GPU, which belong to a call and to no kernel."""
+"""Seconds between two consecutive kernels of a call on a GPU: part of the call's time, but not of the kernels' time."""
 INSIDE, BEYOND, UNDECIDED = "inside", "beyond", "not decided"
-"""Places of a row's interval. At its power cap a GPU's clock wanders by a third, and so do turns of one way."""
+"""Verdicts on a row: where its interval lies relative to the limit. At the power cap a GPU's clock frequency varies by
+a third, and so do times, so that an interval may be too wide to decide."""
 FEWEST_INSIDE = 3
-"""Rows inside the limit for a pass."""
+"""Fewest rows inside the limit that a test needs to pass."""
 COLDER = 1.05
 FLUSH_S = 20e-3
 HEAT_S = 3.0
@@ -48,7 +50,7 @@ NUM_SESSIONS = 8
 
 
 def by_events(clock: Clock, call: Call) -> float:
-    """Measure the device seconds of a call: the median of a few samples."""
+    """Measure the device seconds of a call with the device's clock: the median of a few samples."""
     clock.elapsed(call, NUM_CALLS)
     return median(clock.elapsed(call, NUM_CALLS) / NUM_CALLS for _ in range(NUM_REPEATS))
 
@@ -62,7 +64,7 @@ def schedule(ways: Sequence[str], draws: random.Random) -> list[str]:
 
 
 def kernel_sum(gpu: Gpu | None = None) -> Outcome:
-    """Compare device time with the profiler's kernel sum."""
+    """Run G1: compare the time of a call by the device's clock with the profiler's sum of its kernels."""
     gpu = gpu or CudaGpu()
     limit = f"within {SUM_SHARE:.0%} and {GAP_S * 1e6:g} us for each kernel, above {SHORTEST_S * 1e6:g} us"
     title = "device time against the profiler's kernel sum"
@@ -76,7 +78,7 @@ def kernel_sum(gpu: Gpu | None = None) -> Outcome:
 
 
 def graph_mode(gpu: Gpu | None = None) -> Outcome:
-    """Compare event mode with graph mode."""
+    """Run G5: compare the time of a call (event mode) with the time of its replay as a CUDA graph (graph mode)."""
     gpu = gpu or CudaGpu()
     limit = f"within {GRAPH_SHARE:.0%} above {SHORTEST_S * 1e6:g} us"
     rows = []
@@ -87,12 +89,15 @@ def graph_mode(gpu: Gpu | None = None) -> Outcome:
 
 
 def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row:
-    """Time a call by the clock and by another method in turns, each with the device's clock; or give its error."""
+    """Time a call by the device's clock and by `other`, in turns; return both times, or the error of either.
+
+    The row also has the clock frequency of the device at each turn.
+    """
     ways: dict[str, Callable[[Call], float]] = {"timed": partial(by_events, gpu.clock), "other": other}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     clocks: dict[str, list[float]] = {way: [] for way in ways}
     turns, slowed_by = schedule([*ways], random.Random(name)), 0
-    gpu.state()  # the clock of earlier calls
+    gpu.state()  # discards the frequency that earlier calls showed
     try:
         for way in turns:
             seconds[way].append(ways[way](call))
@@ -108,10 +113,10 @@ def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row
 
 
 def _interval(seconds: Mapping[str, Sequence[float]], turns: Sequence[str]) -> tuple[float, float, float]:
-    """The difference of both ways as a share, between the ends of its 95 % interval.
+    """Return the relative difference of both methods, between the lower and the upper end of its 95 % interval.
 
-    A steady drift shifts the rounds that one way begins up, and the others down: the spread is that around the mean of
-    each kind of rounds, of which there are equally many.
+    A steady drift makes the difference larger in rounds that one method begins, and smaller in the others. There are
+    equally many rounds of both kinds, so the spread is taken around the mean of each kind.
     """
     logs = np.log(seconds["timed"]) - np.log(seconds["other"])
     begins = np.array(turns[::2]) == turns[0]
@@ -123,7 +128,7 @@ def _interval(seconds: Mapping[str, Sequence[float]], turns: Sequence[str]) -> t
 
 
 def _judged(row: Row, limit: float) -> Row:
-    """Add to a row whether it is certainly inside the limit, certainly beyond it, or uncertain."""
+    """Add to a row its verdict, INSIDE, BEYOND or UNDECIDED; rows with errors or short calls get none."""
     if "error" in row or row["other_s"] < SHORTEST_S:
         return row
     highest = limit + GAP_S * row.get("num_kernels", 0) / row["other_s"]
@@ -133,7 +138,7 @@ def _judged(row: Row, limit: float) -> Row:
 
 
 def _outcome(rows: list[Row], **about: str) -> Outcome:
-    """Pass if no row is beyond the limit, and enough are inside."""
+    """Build the outcome: a pass if there is no error, no row is beyond the limit, and enough rows are inside."""
     verdicts = [row.get("verdict") for row in rows]
     is_whole = not any("error" in row for row in rows)
     passes = is_whole and BEYOND not in verdicts and verdicts.count(INSIDE) >= FEWEST_INSIDE
@@ -152,9 +157,9 @@ def _sentence(row: Row) -> str:
 
 
 def cold_caches(gpu: Gpu | None = None) -> Outcome:
-    """Time a copy that fits into the largest cache, from warm and from cold caches.
+    """Run G2: time a copy that fits into the largest cache, with warm and with cold caches.
 
-    Both are single calls, each after a kernel outside of its span: the copy itself, or the flush.
+    Single calls are timed. Before each call, the copy itself is called for warm caches, or the flush for cold ones.
     """
     gpu = gpu or CudaGpu()
     copy, moved = gpu.copy()
@@ -174,16 +179,16 @@ def cold_caches(gpu: Gpu | None = None) -> Outcome:
 
 
 def _alone_s(clock: Clock, call: Call, flush: Call) -> float:
-    """Measure the median device seconds of single calls after a flush (or its substitute), as the engine does."""
+    """Measure the median device seconds of single calls, each after a call of `flush`, as a run measures them."""
     timed = blocks.TimedCall(arm=Arm(implementation="a"), call=call)
-    single = ((timed.arm, 1.0),)  # a call of this length is alone in its sample
+    single = ((timed.arm, 1.0),)  # a call that is known to take 1 s is alone in its sample
     at = blocks.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0, known=single)
     taken = blocks.visit([timed], clock, at, blocks.Conditions(flush=flush))
     return median(sample.value for sample in taken[timed.arm])
 
 
 def heat_up(gpu: Gpu | None = None) -> Outcome:
-    """Compare the same code with itself while the device heats up and cools down."""
+    """Run G3: compare the same code with itself while the device heats up and cools down."""
     gpu = gpu or CudaGpu()
     work = gpu.fixed_work()
     rows: list[Row] = []
@@ -209,7 +214,7 @@ def heat_up(gpu: Gpu | None = None) -> Outcome:
 
 
 def flush(gpu: Gpu | None = None) -> Outcome:
-    """Flush for 20 ms before a call of microseconds: the call's time must not include it."""
+    """Run G4: before a call of microseconds, keep the device busy for 20 ms; the call's time must not include it."""
     gpu = gpu or CudaGpu()
     work = gpu.short_work()
     plain_s = _alone_s(gpu.clock, work, lambda: None)
@@ -225,7 +230,7 @@ def flush(gpu: Gpu | None = None) -> Outcome:
 
 
 def _largest_count(number: int) -> int:
-    """Return the number of alarms among `number` that is exceeded with a chance of 5 % if each occurs with 5 %."""
+    """Return the 95th percentile of the number of alarms among `number`, if each has a probability of 5 %."""
     from scipy.stats import binom
 
     return int(binom.ppf(0.95, number, 0.05))

@@ -1,4 +1,4 @@
-"""The outcome of an acceptance test, with bounds of its shares."""
+"""The outcome of an acceptance test, and confidence limits of a share."""
 
 import msgspec
 
@@ -18,21 +18,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
 
     def __str__(self) -> str:
-        """The outcome in one line."""
+        """Format the outcome in one line."""
         return f"{self.id}: {self.title}: {self.found} (limit: {self.limit}): {self.word}"
 
     @property
     def word(self) -> str:
-        """Whether it passes."""
+        """The result as a word: pass or MISS."""
         return "pass" if self.passes else "MISS"
 
 
 def upper_limit(hits: int, number: int, confidence: float = 0.99) -> float:
-    """Return the highest share that is compatible with this many hits.
+    """Return the upper end of the one-sided confidence interval of a share, given `hits` among `number`.
 
     Source: Clopper and Pearson, 1934, https://doi.org/10.1093/biomet/26.4.404.
     """
-    from scipy.special import betaincinv  # as in statistics/verdict.py
+    from scipy.special import betaincinv  # here, because it imports slowly
 
     return 1.0 if hits >= number else float(betaincinv(hits + 1, number - hits, confidence))
 

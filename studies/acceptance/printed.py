@@ -1,8 +1,9 @@
 """W1: does attnbench print the time of a plain loop?
 
-The loop is examples/plain_loop.py, which imports and sets nothing of ours, in a process for each function. A session
-times a shape by the loop, by one way of attnbench, by the loop, by the next way, and so on. A reading is compared with
-the mean of the loops before and after it; if these differ by too much, the machine has changed, and nothing is judged.
+The loop is examples/plain_loop.py. It uses nothing of attnbench, and has a process for each function. A session times a
+shape by the loop, by one way of attnbench, by the loop, by the next way, and so on. A time by attnbench, called a
+reading, is compared with the mean of the loops before and after it. If these two differ too much, the machine has
+changed, and the reading is not judged.
 """
 
 import ast
@@ -22,20 +23,20 @@ from studies.acceptance.sessions import FIXTURE, PRODUCT, STUDIES, cells, plain_
 from studies.frame import Row
 
 MEDIAN_LIMIT, LIMIT, APART = 0.02, 0.05, 0.03
-"""Limits of a cell's median, of a reading, and of the difference of two loops (relative)."""
+"""Limits of the relative error of a median of readings and of one reading, and of the log ratio of two loops."""
 FEWEST_JUDGED = 0.5
-"""Share of the readings of a cell that must be judged."""
+"""Smallest share of the readings of one function in one way that must be judged."""
 LOOP_S, BUDGET_S = 0.8, 6.0
 SPECS = {"sdpa": "torch:sdpa", "fused": "fused.py:attention", "mine": "mine.py:mine"}
-"""Name in attnbench, and the function in the plain loop."""
+"""Names of the functions in attnbench, with the argument that names each to the plain loop."""
 ISOLATED, SHARED, BY_FIXTURE = "isolated", "shared", "fixture"
 Reading = dict[str, float]
-"""Seconds by implementation."""
+"""Seconds of a call, by the name of the function."""
 Axes = dict[str, str | int]
 
 
 def fused() -> str:
-    """The function of the bundled implementation `fused`, in a file that needs PyTorch only."""
+    """Return the source of the bundled implementation `fused` as a file that imports PyTorch alone."""
     text = (STUDIES / "implementations" / "fused.py").read_text(encoding="utf-8")
     (function,) = (
         node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "attention"
@@ -45,7 +46,7 @@ def fused() -> str:
 
 
 def loops(axes: Axes, folder: Path) -> Reading:
-    """Time each function by the plain loop, in a process of its own."""
+    """Time each function by the plain loop, each in a process of its own."""
     sizes = {"seq_len": int(axes["seq_len"]), "num_threads": int(axes["num_threads"])}
     return {name: plain_loop([spec], folder, seconds=LOOP_S, **sizes)[0][0] for name, spec in SPECS.items()}
 
@@ -62,7 +63,7 @@ def fixture(axes: Axes, folder: Path, tree: Path) -> Reading:
     """Time each implementation next to `sdpa` by the pytest fixture."""
     found: Reading = {}
     for spec in ("fused", "mine.py:mine"):
-        found |= printed(["-c", FIXTURE, json.dumps(axes), spec, "sdpa"], folder, tree)["seconds"]
+        found |= printed(["-P", str(FIXTURE), json.dumps(axes), spec, "sdpa"], folder, tree)["seconds"]
     return found
 
 
@@ -74,7 +75,7 @@ WAYS: dict[str, Callable[[Axes, Path, Path], Reading]] = {
 
 
 def session(number: int, *, num_threads: int, seq_len: int, tree: Path = ROOT) -> list[Row]:
-    """Time one shape by each way, in random order, and by the plain loop between them; a row for each way."""
+    """Time a shape by each way in random order, with the plain loop before and after; return a row for each way."""
     axes: Axes = {"seq_len": seq_len, "mask": "none", "num_threads": num_threads, "direction": "inference"}
     rows = []
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
@@ -93,7 +94,7 @@ def session(number: int, *, num_threads: int, seq_len: int, tree: Path = ROOT) -
 
 
 def judge(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Whether each cell's median is within the limit, and no reading is far from the loops around it."""
+    """Judge W1: for each function and way, the median of the readings and each reading must be close to the loops."""
     off: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     num_changed = 0
     for row in rows:

@@ -1,11 +1,11 @@
-"""Popular tools, each driven as its users do, and the plain loop. One session of W4.
+"""One session of W4: compare two files by attnbench, by a plain loop, and by popular tools in their usual way.
 
     python -m studies.acceptance.rivals base.py candidate.py 5 SEED [TOOL ...]
 
 Both files define a function `mine`. The session prints a row in JSON for each statistic of each tool: the logarithm of
-the ratio of both times. Tools other than attnbench and the plain loop measure A to its end, then B, each in half of the
-time, including calibration and warm-up; starting an interpreter, importing torch and collecting tests are free, except
-for attnbench.
+the candidate's time over the base's. attnbench and the plain loop alternate between both functions. The other tools
+time the first function, then the second, each in half of the time, including calibration and warm-up. The time to start
+Python, import torch and collect tests is not counted, except for attnbench.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ AXES: dict[str, Any] = {"seq_len": 256, "mask": "none", "direction": "inference"
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """A tool: its times of a call within a number of seconds, and its statistics."""
+    """A tool: `measure` times a call for a number of seconds, and `statistics` summarise these times."""
 
     measure: Callable[[Call, float], Times]
     statistics: Mapping[str, Callable[[Times], Any]]
@@ -63,7 +63,7 @@ def test_it(turn, request, carrier):
 
 
 class _Carrier:
-    """A pytest plug-in that passes the call in and the rounds out."""
+    """A pytest plug-in that gives the call to the test, and takes the times of all rounds from it."""
 
     def __init__(self, call: Call, share_s: float) -> None:
         self.call, self.share_s = call, share_s
@@ -72,11 +72,11 @@ class _Carrier:
 
     @property
     def has_time(self) -> bool:
-        """Whether another turn like the previous ones would fit into the budget; always true at first."""
+        """Whether a turn as long as the longest so far still fits into the time; true before the first turn."""
         return not self.times or self.wall_s + self.longest_s < self.share_s
 
     def keep(self, turn_s: float, rounds: Times) -> None:
-        """Record a turn: its duration and its rounds."""
+        """Record a turn: its duration, and the times of its rounds, in seconds."""
         self.wall_s += turn_s
         self.longest_s = max(self.longest_s, turn_s)
         self.times += rounds
@@ -88,11 +88,11 @@ class _Carrier:
 
 
 def _pytest_benchmark(call: Call, share_s: float) -> Times:
-    """Run pytest in this process with its fixture on the call; calibration and statistics are pytest-benchmark's.
+    """Time a call with the fixture of pytest-benchmark, in a run of pytest inside this process.
 
-    `--benchmark-max-time` is the share of the budget (default: 1 s); other options keep their defaults: at least 5
-    rounds, the collector on, no warm-up. The plug-in sizes all rounds by the first call, which is the slowest, and so
-    ends long before its time does. It is run again while there is time, and the rounds are joined.
+    `--benchmark-max-time` is `share_s` (default: 1 s). Other options keep their defaults: at least 5 rounds, garbage
+    collection on, no warm-up. The plug-in plans its rounds by the first call, which is the slowest, and so ends long
+    before `share_s`. Therefore the test is run again while there is time, and all rounds are joined.
     Source: https://pytest-benchmark.readthedocs.io/en/latest/usage.html
     """
     carrier = _Carrier(call, share_s)
@@ -112,7 +112,7 @@ def _pytest_benchmark(call: Call, share_s: float) -> Times:
 
 
 def _torch_timer(call: Call, share_s: float) -> Times:
-    """Run blocked_autorange with min_run_time equal to its share, with the current number of threads.
+    """Time a call with torch's Timer: blocked_autorange for `share_s` seconds, with the current number of threads.
 
     Source: https://docs.pytorch.org/docs/stable/benchmark_utils.html#torch.utils.benchmark.Timer.blocked_autorange
     """
@@ -126,16 +126,16 @@ def _torch_timer(call: Call, share_s: float) -> Times:
 
 # ---- pyperf --------------------------------------------------------------------------------------------------------
 
-_runners: list[Any] = []  # it allows one Runner for each process
+_runners: list[Any] = []  # pyperf allows one Runner in a process
 
 
 def _pyperf(call: Call, share_s: float) -> Times:
-    """Act as one worker process of pyperf: calibrate loops, one warm-up value, then values until the share is spent.
+    """Time a call like one worker process of pyperf: calibrate, take a warm-up value, then values until `share_s`.
 
     By default pyperf takes 3 values of at least 0.1 s in each of 20 processes, one after another: some 10 s for each
-    function, and 21 imports of torch. That does not fit into a few seconds, so this runs its timing loop in this one
-    process, with its options --worker, --calibrate-loops and --min-time (a thirtieth of the share, 0.1 s at most). This
-    loses pyperf's protection against memory layouts that differ between processes. At least 3 values.
+    function, and 21 imports of torch. That does not fit into a few seconds. So pyperf's timing loop runs in this one
+    process and takes at least 3 values, with the options --worker, --calibrate-loops and --min-time (a thirtieth of
+    `share_s`, at most 0.1 s). This loses pyperf's protection against memory layouts that differ between processes.
     Source: https://pyperf.readthedocs.io/en/latest/runner.html
     """
     import pyperf
@@ -156,7 +156,7 @@ def _pyperf(call: Call, share_s: float) -> Times:
 
 
 def _bench(runner: Any, call: Call) -> Any:  # noqa: ANN401 - pyperf's Runner and Benchmark
-    name = f"call {time.perf_counter_ns()}"  # it requires unique names
+    name = f"call {time.perf_counter_ns()}"  # pyperf requires unique names
     with contextlib.redirect_stdout(io.StringIO()):
         return runner.bench_func(name, call)
 
@@ -171,7 +171,7 @@ RIVALS = {
 
 
 def ours(files: Sequence[str], budget_s: float, seed: int) -> list[Row]:
-    """Run one comparison by attnbench in fresh processes, as a test does, until its budget is spent."""
+    """Compare both files by attnbench's pytest fixture, in fresh processes, until the budget is spent."""
     from attnbench.pytest_plugin import AttentionBench
 
     base, candidate = files
@@ -182,14 +182,14 @@ def ours(files: Sequence[str], budget_s: float, seed: int) -> list[Row]:
 
 
 def loop(files: Sequence[str], budget_s: float) -> list[Row]:
-    """Run examples/plain_loop.py: single calls of both in random order."""
+    """Compare both files by examples/plain_loop.py, which makes single calls of both functions in random order."""
     specs = [f"{file}:mine" for file in files]
     found = plain_loop(specs, Path.cwd(), seconds=budget_s / 2 - LOOP_WARM_S, seq_len=AXES["seq_len"])
     return [{"tool": LOOP, "statistic": "ratio", "log": float(np.log(found[1][1]))}]
 
 
 def theirs(tool: str, files: Sequence[str], budget_s: float) -> list[Row]:
-    """Time A to its end, then B, each in half of the budget; a row for each statistic."""
+    """Time the first file, then the second, by a tool, each in half of the budget; return a row for each statistic."""
     rival = RIVALS[tool]
     a, b = (rival.measure(call_of(file), budget_s / 2) for file in files)
     return [
@@ -199,7 +199,7 @@ def theirs(tool: str, files: Sequence[str], budget_s: float) -> list[Row]:
 
 
 def call_of(file: str) -> Call:
-    """Load the function of a file, bound to inputs of its own."""
+    """Load the function `mine` of a file, and return a call of it with random inputs (1, 8, 256, 64)."""
     import torch
 
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
@@ -218,7 +218,7 @@ def call_of(file: str) -> Call:
 
 
 def main(base: str, candidate: str, budget: str, number: str, *tools: str) -> None:
-    """Compare by every tool, or by the given ones, in random order, in equal time."""
+    """Compare both files by every tool, or by the named ones, in random order and equal time; print rows as JSON."""
     draws, budget_s, files, rows = random.Random(int(number)), float(budget), (base, candidate), list[Row]()
     every = tools or (OURS, LOOP, *RIVALS)
     for tool in draws.sample(every, len(every)):

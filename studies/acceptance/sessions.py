@@ -1,7 +1,7 @@
-"""Real sessions of the command line with a known truth: V1, V3, V4, V6, V9, and W2 to W6.
+"""Real sessions of the command line on code with a known ratio of times, for V1, V3, V4, V6, V9, and W2 to W6.
 
-A session is a fresh process that runs `attnbench compare` or `attnbench run`. Its output becomes rows, and a test's
-verdict reads nothing else. `tree` is the folder with the package attnbench: this one's, or an older one's.
+A session is a fresh process that runs `attnbench compare` or `attnbench run`. Its output becomes rows, and a test is
+judged by these rows alone. `tree` is the folder that contains the package attnbench, of this checkout or an older one.
 """
 
 import json
@@ -52,44 +52,36 @@ def mine(query, key, value):
         LEFT @ RIGHT
     return F.scaled_dot_product_attention(query, key, value)
 '''
-"""Two pairs of functions: a slowdown that is exact by construction, and one that also uses threads and caches."""
+"""Two sources of a function. The slowdown of WAITING is exact by construction; that of PRODUCT also uses threads and
+caches."""
 ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
 NEVER = 1e-6
-"""A margin that no session can decide, so that it uses its whole budget."""
-FIXTURE = """
-import json, sys
-from attnbench.pytest_plugin import AttentionBench
-from attnbench.reports import story
-
-found = AttentionBench(0)(*sys.argv[2:4], budget_s=3.0, **json.loads(sys.argv[1]))
-frame = found.to_frame()
-seconds = dict(zip(frame["implementation"], frame["latency_s"]))
-print(json.dumps({"verdict": found.verdict, "seconds": seconds, "is_warned": bool(story.troubles(found.results))}))
-"""
-"""One comparison by the pytest fixture, of two implementations on a shape."""
+"""A margin (smallest effect) at which no session can decide, so that it uses its whole budget."""
 BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
 STUDIES = Path(__file__).parents[2]
-"""The folder with this package."""
+"""The root of the repository, which contains the package `studies`."""
 LOOP = STUDIES / "examples" / "plain_loop.py"
+FIXTURE = Path(__file__).with_name("by_fixture.py")
+"""The program that compares two implementations by the pytest fixture."""
 LOOP_WARM_S = 0.3
 """Seconds for which the plain loop calls each function before it times it."""
 LINE = re.compile(r"^(.+): ([0-9.]+) us \(.* ratio to the first ([0-9.]+)$")
-"""A line of the plain loop: name, microseconds, ratio."""
+"""A line that the plain loop prints: name of the function, microseconds, ratio."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 RIGHT = STUDIES / "studies" / "detection" / "blind.tar.xz"
-"""Right functions by authors who had not seen the probes; studies/detection/blind.py says more."""
+"""Archive of right functions by authors who had not seen the probes; studies/detection/blind.py describes it."""
 NUM_KINDS = 20
 """Kinds of honest functions in W6."""
 
 
 def surroundings() -> dict[str, str]:
-    """The environment without settings of threads, which a session chooses itself."""
+    """Return the environment variables, without those that set a number of threads: a session sets its own."""
     return {name: value for name, value in os.environ.items() if name not in THREADS}
 
 
 def run_python(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run Python in the folder to its end, whatever its exit code, with the package attnbench of that tree."""
+    """Run Python in `folder` with the package attnbench of `tree`, and wait for its end; any exit code is accepted."""
     return subprocess.run(  # noqa: S603 - our own command
         [sys.executable, *arguments],
         cwd=folder,
@@ -101,10 +93,10 @@ def run_python(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> sub
 
 
 def printed(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> Any:  # noqa: ANN401 - whatever it prints
-    """Run Python in the folder, and parse the last line of its output as JSON.
+    """Run Python in `folder`, and parse the last line of its standard output as JSON.
 
     Raises:
-        RuntimeError: there is none; the message is the end of its errors.
+        RuntimeError: there is no such line; the message is the end of standard error.
     """
     done = run_python(arguments, folder, tree)
     try:
@@ -116,7 +108,10 @@ def printed(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> Any:  
 def plain_loop(
     specs: Sequence[str], folder: Path, *, seconds: float, seq_len: int, num_threads: int = 0
 ) -> list[tuple[float, float]]:
-    """Run examples/plain_loop.py as a process of its own: each function's seconds, and its ratio to the first one."""
+    """Run examples/plain_loop.py in a process; return each function's seconds, and its ratio to the first function.
+
+    `seconds` is the timed duration for each function.
+    """
     command = [sys.executable, str(LOOP), *specs, f"--seq={seq_len}", f"--seconds={seconds:g}"]
     environment = surroundings() | ({"OMP_NUM_THREADS": str(num_threads)} if num_threads else {})
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)  # noqa: S603 - our own
@@ -125,14 +120,14 @@ def plain_loop(
 
 
 def cells(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of the latest records.csv below the folder; a missing verdict is "none"."""
+    """Read the rows of the latest records.csv below `folder`; a missing verdict becomes "none"."""
     table = pd.read_csv(max(folder.glob("**/runs/*/records.csv")))
     return table.fillna({"verdict": "none"}).to_dict("records")  # type: ignore[return-value]
 
 
 @contextmanager
 def neighbours(number: int) -> Iterator[None]:
-    """Keep this many processes computing without a pause."""
+    """Run this many processes that compute without a pause, until the context ends."""
     running = [subprocess.Popen(BUSY) for _ in range(number)]  # noqa: S603 - our own command
     try:
         yield
@@ -155,9 +150,9 @@ def compare(  # noqa: PLR0913 - what makes a session
     loop_s: float = 0.0,
     tree: Path = ROOT,
 ) -> Row:
-    """Run `attnbench compare` on one cell: a function against itself, slowed down by `share`.
+    """Run `attnbench compare` on one shape: a function against the same function, slowed down by `share`.
 
-    With `loop_s`, the plain loop times both for that long before.
+    With `loop_s`, the plain loop first times each function for that many seconds.
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
@@ -199,7 +194,7 @@ def _compared(output: str, folder: Path) -> Row:
 
 
 def _is_alike(visit: Mapping[str, Any]) -> bool:
-    """Whether all arms of a visit had the same number of calls in each sample."""
+    """Whether all implementations of a visit had the same number of calls in each sample; probes do not count."""
     counts = {
         sample[1]
         for arm in visit["arms"]
@@ -210,7 +205,7 @@ def _is_alike(visit: Mapping[str, Any]) -> bool:
 
 
 def neighbour(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
-    """Time a function on a quiet machine and next to busy processes, with the warnings of the second run."""
+    """Time a function on a quiet machine, then next to busy processes; return the change and the second verdict."""
     quiet = _timed(number, num_busy=0, num_threads=num_threads, by_fixture=by_fixture)
     busy = _timed(number, num_busy=num_busy, num_threads=num_threads, by_fixture=by_fixture)
     return {
@@ -227,7 +222,7 @@ def _timed(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) ->
         folder = Path(name)
         (folder / "mine.py").write_text(WAITING.format(share=0.0), encoding="utf-8")
         if by_fixture:
-            found: Row = printed(["-c", FIXTURE, json.dumps(axes), "mine.py:mine", "sdpa"], folder)
+            found: Row = printed(["-P", str(FIXTURE), json.dumps(axes), "mine.py:mine", "sdpa"], folder)
             return {**found, "seconds": float(found["seconds"]["mine"])}
         cell, is_warned = _cell(number, folder, axes, "mine", budget_s=6.0)
         return {"verdict": cell["verdict"], "seconds": float(cell["latency_s"]), "is_warned": is_warned}
@@ -259,7 +254,7 @@ def _cell(
 
 
 def honest(number: int, *, num_busy: int) -> Row:
-    """Return the status of an honest function, of one kind in turn, in a short run next to busy processes."""
+    """Run one kind of honest function, chosen by `number`, next to busy processes; return a row with its status."""
     axes = {"seq_len": 128, "mask": "none", "direction": "inference"}
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as place, neighbours(num_busy):
         folder = Path(place)
@@ -269,7 +264,7 @@ def honest(number: int, *, num_busy: int) -> Row:
 
 
 def honest_kind(number: int, to: Path) -> str:
-    """Write one of NUM_KINDS right functions, spread over those of the archive; return its name."""
+    """Write one of NUM_KINDS right functions, spread evenly over the archive, to the file `to`; return its name."""
     with tarfile.open(RIGHT) as archive:
         names = sorted(name for name in archive.getnames() if name.startswith("honest/h"))
         name = names[number % NUM_KINDS * len(names) // NUM_KINDS]
@@ -280,7 +275,7 @@ def honest_kind(number: int, to: Path) -> str:
 
 
 def rivals(number: int, *, budget_s: float, tree: Path = ROOT) -> list[Row]:
-    """Compare a function with itself by every tool in equal time; an older attnbench alone."""
+    """Compare a function with itself by every tool in equal time; with an older `tree`, by attnbench alone."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         files = [Path(name) / file for file in ("base.py", "candidate.py")]
         for file in files:

@@ -1,4 +1,4 @@
-"""`python -m studies.acceptance.spent RUN`: where the wall time of a run went, from its journal; and W5."""
+"""`python -m studies.acceptance.spent RUN`: divide the wall time of a run into parts, from its journal; W5 uses it."""
 
 import json
 import sys
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 NUM_CALLS, START_S = 1, 6
-"""Fields of a sample as a list, after its value."""
+"""Positions of two fields in a sample, which the journal stores as a list with its value first."""
 
 
 def spent(journal: Path) -> dict[str, float]:
-    """Divide the seconds of a run, up to its last event.
+    """Divide the seconds of a run, up to its last event, into parts by name.
 
-    `between` has the starts of processes, messages, waits and the reading of answers; `before and after` has imports,
-    profiling and other metrics.
+    `between` contains starts of processes, messages, waits and the reading of answers. `before and after` contains
+    imports, profiling and other metrics. `run` is the whole, and `timing` lasts from the first sample to the last.
     """
     events = [json.loads(line) for line in journal.read_bytes().splitlines()]
     visits = [event for event in events if event["type"] == "visit_finished"]

@@ -1,4 +1,4 @@
-"""`python -m studies.detection`: plant every known mistake, run honest code, write the tables. Rerun it to resume."""
+"""`python -m studies.detection`: plant every known mistake, run right code, write the tables. Rerun it to resume."""
 
 import json
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +38,7 @@ def detect(
         raise typer.BadParameter(f"--only {wrong}: there is no such mistake{did_you_mean(wrong, power.kinds())}")
     planted = [
         Piece(name=f"mistakes {length} {dtype}", make=partial(power.rows, length, dtype, names))
-        for length in sorted(chosen, reverse=True)  # the longest take longest
+        for length in sorted(chosen, reverse=True)  # the longest begin first, since they take most time
         for dtype in DTYPES
     ]
     right = [
@@ -54,12 +54,12 @@ def detect(
 
 
 def rows_of(pieces: list[Piece], to: Path) -> list[Row]:
-    """Read the rows of all pieces, shortest lengths first."""
+    """Read the stored rows of all pieces, in the order of the pieces."""
     return [row for piece in pieces for row in frame.rows(to, piece.name)]
 
 
 def write(planted: list[Row], right: list[Row], to: Path) -> tuple[int, int]:
-    """Write the tables; return the numbers of missed mistakes and of rejected honest results."""
+    """Write the tables; return how often our check missed a mistake, and how often it rejected a right result."""
     order = {name: number for number, name in enumerate(power.kinds())}
     cells = pd.DataFrame([row for row in planted if "is_caught" in row])
     cells = cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")

@@ -1,12 +1,12 @@
 """Check code by authors who had not seen the probes: `python -m studies.detection.blind --to DIR`.
 
-`blind.tar.xz` next to this file holds 522 wrong functions and 314 right ones. Their authors knew the definition of
-attention, the signature that a function may have, and public bug reports; each file names its source. They proved each
-wrong function against a float64 loop, by ten times the error of an honest form at least, those from m301 to m499 by
-four times. From m601 on they read pages, and their author knew docs/serving.md, too. From m701 on they are kernels,
-from m801 on ports of models, and from m901 on public reports, by three authors who knew README, docs/guide.md and
-docs/adapters.md. m565 was given as right, until its gradients were NaN where scaled_dot_product_attention's are finite.
-The archive keeps them out of imports and lint. Rerun the command to resume.
+`blind.tar.xz` next to this file contains 522 wrong functions (m...) and 314 right ones (h...); in an archive they are
+out of reach of imports and lint. Their authors knew the definition of attention, the signature that a function may
+have, and public bug reports; each file names its source. They compared each wrong function with a float64 loop: its
+error is at least ten times that of a right form, or four times from m301 to m499. Functions from m601 on read a paged
+cache; their author knew docs/serving.md, too. Those from m701 on are kernels, from m801 on ports of models, and from
+m901 on taken from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. m565 counted as
+right until its gradients were NaN where those of scaled_dot_product_attention are finite. Rerun the command to resume.
 """
 
 import csv
@@ -32,12 +32,13 @@ ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
 BEFORE = Path(__file__).with_name("before.json")
-"""Verdicts on the sets from 501 on by the code before the rules that each led to, by function."""
+"""Verdicts by function, from m501 on, of the code before it got the rules that each set of functions led to."""
 JUDGED = Path(__file__).with_name("judged.json")
-"""Judgements of the diagnosis of each function from m701 on, by people who had not written it, before and after."""
+"""Judgements of the diagnosis of each function from m701 on, by people who had not written it, for each state of the
+code."""
 JUDGEMENTS = ("right", "vague", "wrong", "missed")
 BATCH = 20
-"""Files of one command: they share its oracle."""
+"""Files that one command checks: they share the answers of its oracle."""
 
 
 def blind(
@@ -46,7 +47,7 @@ def blind(
 ) -> None:
     """Check every file, and write a page with the verdicts.
 
-    `since` 701 checks the latest sets alone.
+    `--since 701` checks only the files from this number on; earlier verdicts are kept.
     """
     stored = json.loads((to / "blind.json").read_bytes()) if since else {}
     verdicts, settings = dict[str, dict[str, str]](), dict[str, str]()
@@ -67,7 +68,7 @@ def blind(
 
 
 def checked(files: Sequence[Path], number: int) -> list[Row]:
-    """Run the default check on the function `attention` of some files, with its conventions."""
+    """Run the default check on the function `attention` of one batch of files; return a row for each verdict."""
     specs = [f"{file.stem}={file}:attention" for file in files[number * BATCH :][:BATCH]]
     done = subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-m", "attnbench", "check", *specs, "--json", "--quiet"],
@@ -108,7 +109,10 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
 
 
 def sentences(judged: dict[str, dict[str, str]]) -> list[str]:
-    """Build the section on the sentences of the diagnosis: how many were right, vague or wrong, before and after."""
+    """Build the section on the sentences of the diagnosis: how many were right, vague, wrong or missed.
+
+    `judged` has the judgement of each function, for each state of the code.
+    """
     rows = []
     for when, found in judged.items():
         counts, number = Counter(found.values()), len(found)
@@ -126,7 +130,7 @@ def sentences(judged: dict[str, dict[str, str]]) -> list[str]:
 
 
 def share(kind: str, found: dict[str, str]) -> str:
-    """The share of bad verdicts: "wrong" on right functions, or "right", without an exception, on wrong ones."""
+    """Describe the share of bad verdicts: "wrong" on right functions, "right" without an exception on wrong ones."""
     bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict in SILENT for verdict in found.values())
     name, limit = "wrong" if kind == "honest" else "right silently", upper_limit(bad, len(found), 0.95)
     return f"{bad} of {len(found)} are called {name}: {bad / len(found):.1%}, at most {limit:.1%}."

@@ -1,4 +1,4 @@
-"""Run honest implementations through the check: every bundled one, on new inputs for every seed."""
+"""Run right implementations through the check: every bundled one, on new inputs for every seed."""
 
 from collections.abc import Iterable, Iterator
 from random import Random
@@ -50,11 +50,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     inputs: str
     rule: str
     is_right: bool
-    error_ratio: float | None = None  # largest error / allowed, for the whole check
+    error_ratio: float | None = None  # largest error / tolerance, for attnbench's own check
 
 
 def workload_of(seed: int) -> Workload:
-    """Draw a small workload from the seed."""
+    """Draw a small workload, always the same one for a seed."""
     draws = Random(seed)
     heads, groups = draws.choice(HEADS)
     seq_len = draws.choice(LENGTHS)
@@ -79,15 +79,15 @@ def workload_of(seed: int) -> Workload:
 
 
 def rows(first: int, last: int, _: int = 0) -> list[Row]:
-    """Run honest implementations with some seeds."""
-    torch.set_num_threads(1)  # as in power.py
+    """Run every right implementation with the seeds range(first, last); return a row for each trial."""
+    torch.set_num_threads(1)  # most tensors are small: a second thread would mostly wait
     return [msgspec.to_builtins(trial) for trial in trials(range(first, last))]
 
 
 def trials(seeds: Iterable[int]) -> Iterator[Trial]:
-    """Run the whole check for every implementation and seed, and the other rules on three kinds of input."""
+    """Yield a trial of our check for every implementation and seed, and of each other rule on three kinds of input."""
     found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE)}
-    every = {name: made for name, made in found.items() if not made.compiles}  # 1000 seeds give as many sizes
+    every = {name: made for name, made in found.items() if not made.compiles}  # each seed has new sizes
     for seed in seeds:
         yield from _with_seed(seed, every)
 

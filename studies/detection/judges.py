@@ -1,7 +1,7 @@
-"""Rules that call a result right: those used elsewhere, and ours.
+"""Rules that decide whether a result is right: those of other projects, and ours.
 
-Every rule gets the float64 reference, which is kinder than its own, and every gradient, although most check only the
-output. A rule calls a candidate right only if it does so for every tensor.
+Every rule gets the reference in float64, and every gradient. That is more than its own project gives it: most projects
+check only the output. A result is right by a rule only if each of its tensors is right by it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,20 +22,20 @@ HALVES = {"bfloat16", "float16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One tensor of a candidate and its reference."""
+    """One tensor of a candidate's result, and what a rule needs to judge it."""
 
     found: Tensor  # float64
     expected: Tensor  # float64
     dtype: str
     textbook_error: float  # error of the textbook form in the workload's dtype
-    agrees: bool  # by attnbench's rule
+    agrees: bool  # whether it is right by attnbench's rule
 
 
 Judge = Callable[[Question], bool]
 
 
 def allclose(atol: float, rtol: float) -> Judge:
-    """abs(found - expected) <= atol + rtol * abs(expected), everywhere."""
+    """Build the rule abs(found - expected) <= atol + rtol * abs(expected) for every number."""
 
     def judge(asked: Question) -> bool:
         return torch.allclose(asked.found, asked.expected, rtol=rtol, atol=atol)
@@ -44,20 +44,23 @@ def allclose(atol: float, rtol: float) -> Judge:
 
 
 def by_dtype(asked: Question) -> bool:
-    """1e-4 for float32 and float64, 1e-2 for half precision."""
+    """Whether all numbers are close: both tolerances are 1e-4 for float32 and float64, 1e-2 for half precision."""
     tolerance = 1e-2 if asked.dtype in HALVES else 1e-4
     return torch.allclose(asked.found, asked.expected, rtol=tolerance, atol=tolerance)
 
 
 def absolute_and_relative(asked: Question) -> bool:
-    """No value is off by more than 1e-2 and by more than 1 % at once."""
+    """Whether no number is off by both more than 1e-2 and more than 1 % of its expected value."""
     distance = (asked.found - asked.expected).abs()
     bad = ~(distance <= ONE_PERCENT) & ~(distance <= ONE_PERCENT * asked.expected.abs())
     return not bool(bad.any())
 
 
 def twice_textbook(asked: Question) -> bool:
-    """The largest error is at most twice that of the textbook form in the same dtype."""
+    """Whether the largest error is at most twice that of the textbook form in the same dtype.
+
+    Source: the tests of https://github.com/Dao-AILab/flash-attention.
+    """
     return largest(asked.found, asked.expected) <= 2 * asked.textbook_error
 
 
@@ -85,14 +88,14 @@ def draw_uniform(workload: Workload, seed: int) -> Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A reference, and the textbook form's error against it for each tensor."""
+    """A reference, and the largest error of the textbook form in each of its tensors."""
 
     reference: Reference
     textbook_errors: dict[str, float]
 
 
 def bar(reference: Reference) -> Bar:
-    """Measure the error of the textbook form."""
+    """Measure the errors of the textbook form, computed in the workload's dtype, against the reference."""
     workload, rows = reference.workload, reference.rows
     dtype = reference.inputs.weights.query.dtype
     rounded = reference.drawn.map(lambda tensor: tensor.to(dtype))
@@ -104,7 +107,7 @@ def bar(reference: Reference) -> Bar:
 
 
 def verdicts(found: dict[str, Tensor], against: Bar) -> Iterator[tuple[str, bool]]:
-    """Apply each rule by name: whether it calls the candidate right."""
+    """Yield the name of each rule, and whether the tensors `found` are right by this rule."""
     reference = against.reference
     asked = [
         Question(

@@ -1,4 +1,4 @@
-"""A known mistake as an implementation, to try the check on."""
+"""An implementation that makes a known mistake, to try the check on."""
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,11 @@ from attnbench.checking.steps import Mistake
 from attnbench.contract import BoundMask, Implementation, Weights
 
 BLOCK_SCORES = 2**24
-"""Scores in memory at a time, about, if queries can be computed in blocks."""
+"""Approximate number of scores in memory at a time, if queries can be computed in blocks."""
 
 
 def implementation(mistake: Mistake) -> Implementation:
-    """Build the textbook form with the mistake."""
+    """Build an implementation: the textbook form with the steps that the mistake replaces."""
 
     class Mistaken(nn.Module):
         def __init__(self, weights: Weights) -> None:
@@ -42,7 +42,7 @@ def implementation(mistake: Mistake) -> Implementation:
 
 
 def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
-    """Restrict the mask of a call to some of its query rows."""
+    """Restrict the mask of a call to the query rows `rows` (R,)."""
     return RowMask(
         rule=mask.rule,
         sizes=mask.sizes,

@@ -17,17 +17,17 @@ from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from studies.frame import Row
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
-"""Inputs: those of many benchmarks, and our probes."""
+"""Kinds of input by name: uniform numbers, as many benchmarks draw them, and our probes."""
 EVERYTHING = "all"
 DIFFERS = 1e-6
-"""A mistake makes a difference where its exact answer is off by this share of the tensor's largest value."""
+"""A mistake makes a difference if its float64 answer is off by more than this share of the tensor's largest value."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one rule caught one mistake on one kind of input; `inputs` is "all" for the whole check."""
 
     mistake: str
-    form: str  # description of this one among the mistakes of its name
+    form: str  # description of this form of the mistake; a name may have several
     step: str
     dtype: str
     length: int
@@ -38,7 +38,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Absent(msgspec.Struct, frozen=True, kw_only=True):
-    """A mistake that cannot be made, or makes no difference, at any workload tried in that dtype and length."""
+    """A mistake that cannot be made, or makes no difference, at any workload of this dtype and length."""
 
     mistake: str
     dtype: str
@@ -47,12 +47,15 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A family of workloads: its differences from two heads of width 16 without a mask."""
+    """A family of workloads: the axes in which it differs from two heads of width 16 without a mask.
+
+    The value of an axis may be a function of the length.
+    """
 
     axes: dict[str, object]
 
     def at(self, length: int, dtype: str) -> Workload:
-        """Build the workload at a length."""
+        """Build the workload of this family with a length and a dtype."""
         sizes = {"seq_len": length, "num_heads": 2, "head_dim": 16, "dtype": dtype, "direction": "inference"}
         given = {name: axis(length) if callable(axis) else axis for name, axis in self.axes.items()}
         return Workload(**(sizes | given))  # type: ignore[arg-type]
@@ -110,17 +113,17 @@ FAMILIES = (
     Sizes({"mask": "ragged", "batch_size": 2, "kv_len": _longer}),
     Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
 )
-"""Each mistake is tried at the first family where it can be made and makes a difference."""
+"""Families in order: each form of a mistake is tried at the first where it can be made and makes a difference."""
 
 
 MOST_FORMS_LEN = 32
-"""Up to this length every form of a mistake is tried; beyond it, the one in the middle."""
+"""Up to this length every form of a mistake is tried; at longer ones, only the form in the middle of the list."""
 USUAL_LEN = 17
 
 
 @cache
 def forms(family: int, length: int, dtype: str) -> dict[str, list[Mistake]]:
-    """List the mistakes that can be made at a family's workload by name."""
+    """List the mistakes that can be made at the workload of a family, by name; `family` is its index in FAMILIES."""
     found: dict[str, list[Mistake]] = {}
     for mistake in catalogue(FAMILIES[family].at(length, dtype)):
         found.setdefault(mistake.name, []).append(mistake)
@@ -129,7 +132,7 @@ def forms(family: int, length: int, dtype: str) -> dict[str, list[Mistake]]:
 
 @cache
 def kinds() -> dict[str, Mistake]:
-    """List the first mistake of every name in the order of the catalogue."""
+    """Return one mistake of every name, by name: the first one that a family allows."""
     every = [forms(number, USUAL_LEN, "float32") for number in range(len(FAMILIES))]
     first: dict[str, Mistake] = {}
     for family in every:
@@ -139,7 +142,7 @@ def kinds() -> dict[str, Mistake]:
 
 
 def _differs(planted: Mistake, workload: Workload) -> bool:
-    """Whether the mistake changes the exact answer."""
+    """Whether the mistake changes the answer in float64, on at least one of three kinds of input."""
     for probe in ("normal", "needles", "large"):
         against = _bar(probe, workload)
         if against is not None:
@@ -170,13 +173,13 @@ def _made(planted: Mistake, against: Bar, dtype: torch.dtype) -> dict[str, torch
 
 
 def rows(length: int, dtype: str, names: Collection[str], _: int = 0) -> list[Row]:
-    """Try every mistake at one length in one dtype: a row for each rule and input, or for each that is absent."""
-    torch.set_num_threads(1)  # most of it is small: threads that wait for one another take the longest
+    """Try the named mistakes, or all, at one length in one dtype; return their cells and absences as rows."""
+    torch.set_num_threads(1)  # most tensors are small: a second thread would mostly wait
     return [msgspec.to_builtins(cell) for cell in cells(length, dtype, names)]
 
 
 def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell | Absent]:
-    """Try every mistake at one length in one dtype: all, or some by name."""
+    """Try the named mistakes, or all, at one length in one dtype; yield a cell for each rule and kind of input."""
     for name, kind in kinds().items():
         if not names or name in names:
             yield from _tried(kind, length, dtype)
@@ -185,7 +188,7 @@ def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell
 
 
 def _tried(kind: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]:
-    """Try the forms of one name, each at the first family where it can be made and makes a difference."""
+    """Try the forms of one mistake, each at the first family where it can be made and makes a difference."""
     tried = set[str]()
     for number, family in enumerate(FAMILIES):
         every = forms(number, length, dtype).get(kind.name, [])

@@ -37,9 +37,9 @@ SHOWN_INPUTS = ("uniform", "normal", "needles")
 
 
 def power(cells: pd.DataFrame) -> pd.DataFrame:
-    """Compute each mistake's share of caught dtypes and lengths, by rule and input; NaN if never tried.
+    """Compute the share of dtypes and lengths at which each mistake is caught, by input and rule; NaN if never tried.
 
-    Rows are mistakes in the order of the steps; columns (inputs, rule), ours on every probe and rule last.
+    Rows are mistakes in the order of `cells`. Columns are pairs (inputs, rule); the last one is our whole check.
     """
     numbers = cells.assign(share=cells["is_caught"].astype(float))
     shares = numbers.pivot_table(values="share", index="mistake", columns=["inputs", "rule"], sort=False)
@@ -49,7 +49,7 @@ def power(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
-    """Count cells tried and caught for each rule and input, with shares, and honest results tried and rejected."""
+    """Count mistakes tried and caught, and right results tried and rejected, for each kind of input and each rule."""
     caught = cells.groupby(["inputs", "rule"], sort=False)["is_caught"].agg(["size", "sum"])
     rejected = (~trials.set_index(["inputs", "rule"])["is_right"]).groupby(level=[0, 1]).agg(["size", "sum"])
     made = pd.DataFrame(
@@ -66,7 +66,7 @@ def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_length(cells: pd.DataFrame) -> pd.DataFrame:
-    """Count cells caught and tried by our whole check, for each dtype and length."""
+    """Count the mistakes that our whole check catches, and those that it was tried on, for each dtype and length."""
     whole = cells[(cells["inputs"] == "all") & (cells["rule"] == OURS)]
     return whole.pivot_table(values="is_caught", index="dtype", columns="length", aggfunc=_of, sort=False)
 
@@ -98,7 +98,7 @@ def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, wo
 
 
 def wide(cells: pd.DataFrame) -> pd.DataFrame:
-    """Pivot the cells: a row for each mistake, dtype and length; a column for each input and rule: whether caught."""
+    """Pivot the cells: a row for each mistake, dtype and length; a column for each input and rule (True: caught)."""
     place = ["mistake", "form", "step", "dtype", "length", "workload"]
     asked = cells["inputs"] + ": " + cells["rule"]
     told = cells.assign(asked=asked)
@@ -140,7 +140,7 @@ def _percent(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def share(value: float) -> str:
-    """Format a share as per cent; only all gives 100, and only none gives 0."""
+    """Format a share in percent: 100 only for a share of 1, 0 only for 0, and "-" for NaN."""
     if math.isnan(value):
         return "-"
     shown = round(100 * value)

@@ -1,5 +1,5 @@
-"""Everything to run on a GPU, in one command and one archive: `python -m studies.gpu --out DIR`.
+"""All tests and measurements on a GPU, by one command and with one archive: `python -m studies.gpu --out DIR`.
 
-The starter of the steps (`__main__`, plan, steps) needs only Python, so that a missing package is a step's reason and
-not a crash; each step (work) imports its own packages.
+The modules that start the steps (`__main__`, plan, steps) need only Python. Each step (work) imports its own packages,
+so that a missing package is the reason why one step is left out, and does not end the others.
 """

@@ -1,7 +1,7 @@
-"""`python -m studies.gpu --out DIR`: each step in its own process, and one archive. Rerun it to resume.
+"""`python -m studies.gpu --out DIR`: run each step in its own process, and pack an archive. Rerun it to resume.
 
-With `--rehearse` everything runs on the CPU, small, and G1 to G5 on a simulated device. `--stop-after` starts no step
-that would not end in time; the next call resumes.
+With `--rehearse` everything runs on the CPU with small sizes, and G1 to G5 on a simulated device. With `--stop-after`,
+no step is started whose time limit is longer than the time left; the next call resumes.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FINDING, INCOMPLETE = 1, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the remaining steps, print the table, and write the archive; the exit code shows whether all succeeded."""
+    """Run the remaining steps, print the table, and write the archive; return 0, FINDING or INCOMPLETE."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all goes; go on with it later")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; two steps fail on purpose")
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def table(ended: dict[str, Row], *, is_complete: bool) -> str:
-    """Format the answer first, then each step with its figure."""
+    """Format the number of steps by outcome, then a row for each step with its answer or its reason."""
     counts = Counter(row["outcome"] for row in ended.values())
     numbers = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
     lines = [f"{len(ended)} steps: {numbers or 'none has ended'}.{'' if is_complete else ' More are left: go on.'}", ""]
@@ -56,7 +56,7 @@ def table(ended: dict[str, Row], *, is_complete: bool) -> str:
 
 
 def archive(out: Path) -> None:
-    """Pack all results into one file."""
+    """Pack all files below `out` into one archive."""
     with tarfile.open(out / ARCHIVE, "w:gz") as packed:
         for file in sorted(out.rglob("*")):
             if file.is_file() and file.name != ARCHIVE:

@@ -1,8 +1,8 @@
-"""`python -m studies.gpu.contexts`: which calls of CUDA's runtime the facts and the choice of a device make.
+"""`python -m studies.gpu.contexts`: print the calls of CUDA's runtime that a device's `facts` and `select` make.
 
-A stand-in for the runtime's functions prints their names, so that no GPU is needed. The import of the template, from
-which workers are forked, comes before `facts` and must print none. On a busy device `cudaSetDevice` fails, as on a GPU
-in the compute mode EXCLUSIVE_PROCESS with another process. Needs a CUDA build of torch and cc.
+No GPU is needed: a library with stubs of the runtime's functions prints their names. It needs a CUDA build of torch and
+the compiler cc. First the template is imported, from which workers are forked; this import must print no call. On a
+busy device `cudaSetDevice` fails, as on a GPU in compute mode EXCLUSIVE_PROCESS that another process uses.
 """
 
 import os
@@ -48,7 +48,7 @@ print(" ", here.missing() or "selected", flush=True)
 
 
 def main() -> int:
-    """Print the calls on a free and on a busy device; 3 without a CUDA build of torch."""
+    """Print the calls on a free and on a busy device; return 3 if torch was built without CUDA, else 0."""
     if torch.version.cuda is None:
         print("this torch was built without CUDA")  # noqa: T201 - the answer
         return 3

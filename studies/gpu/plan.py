@@ -11,18 +11,18 @@ CHECKS = {
 }
 BACKENDS = ("sdpa", "sdpa_cudnn", "sdpa_flash", "flex")
 GAUGES = ("kernel_sum", "cold_caches", "heat_up", "flush", "graph_mode")
-"""G1 to G5."""
+"""Functions of studies/acceptance/on_cuda.py: the tests G1 to G5."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Size of a run."""
+    """The contents of a run: the device, shapes, implementations and checks, and options of `attnbench run`."""
 
     device: str
     widths: tuple[int, ...]
     lengths: tuple[int, ...]
     backends: tuple[str, ...]
-    heads: str  # B, H, G
+    heads: str  # batch size, heads and key/value heads, with commas
     masks: tuple[str, ...] = ("none", "causal")
     check_sets: tuple[str, ...]
     checks: tuple[str, ...]

@@ -1,6 +1,7 @@
-"""Steps as processes with a time limit: a hang or a lost context costs only that step.
+"""Run each step in a process with a time limit, so that a hang or a lost CUDA context ends only that step.
 
-Needs only Python. The end of each step is stored (studies/frame.py), so that a later call goes on with the others.
+This module needs only Python. The outcome of each step is stored (studies/frame.py), so that a later call continues
+with the others.
 """
 
 import json
@@ -36,7 +37,7 @@ class Step:
 def run_all(steps: Sequence[Step], out: Path, stop_after_s: float) -> bool:
     """Run the unfinished steps; return whether nothing is left to do.
 
-    No step is begun that would not end within `stop_after_s`.
+    A step is not started if its time limit could end more than `stop_after_s` seconds after the start of this call.
     """
     start, is_complete = time.monotonic(), True
     for step in steps:
@@ -57,7 +58,7 @@ def ended(steps: Sequence[Step], out: Path) -> Iterator[tuple[str, Row]]:
 
 
 def run(step: Step, out: Path, _: int) -> list[Row]:
-    """Run one step to its end or its limit: one row with outcome, reason, duration and answer."""
+    """Run one step to its end or its time limit; return one row with outcome, reason, duration and answer."""
     for folder in ("logs", "found"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -66,7 +67,7 @@ def run(step: Step, out: Path, _: int) -> list[Row]:
 
 
 def _outcome(step: Step, out: Path) -> Row:
-    """Describe the end of a step. Without a result file of its name, the step has found nothing."""
+    """Run the process of a step, and describe its end. A step that writes no result file counts as died."""
     file, log = out / "found" / f"{step.name}.json", out / "logs" / f"{step.name}.log"
     file.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -88,7 +89,7 @@ def _outcome(step: Step, out: Path) -> Row:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # a driver may hold it: it ends when the driver lets go
+            with suppress(subprocess.TimeoutExpired):  # a driver may keep the process for a while
                 process.wait(CLOSING_S)
     if code < 0:
         return {"outcome": DIED, "reason": signal.Signals(-code).name}

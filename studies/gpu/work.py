@@ -1,6 +1,6 @@
-"""The work of a step: `python -m studies.gpu.work NAME FILE ...` writes its results to FILE.
+"""The work of each step: `python -m studies.gpu.work NAME FILE ...` runs one, and writes its results to FILE.
 
-A missing package or device skips the step, and is its reason.
+A function returns its answer in words, and rows. A step is left out if a package or the device is missing.
 """
 
 import json
@@ -48,13 +48,13 @@ class Wrong(Exception):  # noqa: N818 - it is a finding
     """A step ran, and its result is not as it should be."""
 
     def __init__(self, reason: str, rows: list[Row]) -> None:
-        """Store the rows."""
+        """Set the message, and the rows that were found all the same."""
         super().__init__(reason)
         self.rows = rows
 
 
 def tests() -> tuple[str, list[Row]]:
-    """Run the tests that need a device, each in its own process, with a JUnit XML report: a context may be lost."""
+    """Run each test that needs a GPU in its own process, since a test may lose the context; write JUnit XML reports."""
     _here("cuda")
     rows: list[Row] = []
     for name in re.findall(r"^def (test_\w+)", TESTS.read_text(encoding="utf-8"), re.MULTILINE):
@@ -67,7 +67,7 @@ def tests() -> tuple[str, list[Row]]:
 
 
 def gauge(where: str, name: str) -> tuple[str, list[Row]]:
-    """Run one of G1 to G5; on the CPU, which has no queue, with a simulated device."""
+    """Run one of the tests G1 to G5; on the CPU, which has no queue, it gets a simulated device."""
     here = _here(where)
     from studies.acceptance import on_cuda
     from studies.simulated.gpu import SimulatedGpu
@@ -80,7 +80,7 @@ def gauge(where: str, name: str) -> tuple[str, list[Row]]:
 
 
 def check(*options: str) -> tuple[str, list[Row]]:
-    """Run `attnbench check`, and store its output."""
+    """Run `attnbench check` with these options; return the verdicts, and the cells as rows."""
     done = _python("-m", "attnbench", "check", "--json", *options)
     try:
         said = json.loads(done.stdout)
@@ -94,7 +94,7 @@ def check(*options: str) -> tuple[str, list[Row]]:
 
 
 def run(command: str, *options: str) -> tuple[str, list[Row]]:
-    """Run an attnbench command that keeps its results, and keep their folder with journal or traces."""
+    """Run an attnbench command that stores results; return a row for each folder with a journal or traces."""
     done = _python("-m", "attnbench", command, *options, "--results", "results", "--quiet")
     kept = sorted(Path("results").glob("*/*"))
     rows: list[Row] = [{"folder": str(folder), "files": len(list(folder.rglob("*")))} for folder in kept]
@@ -106,7 +106,7 @@ def run(command: str, *options: str) -> tuple[str, list[Row]]:
 def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
     where: str, direction: str, mask: str, width: str, lengths: str, heads: str, names: str
 ) -> tuple[str, list[Row]]:
-    """Time calls by our clock, by triton.testing.do_bench on the same tensors, and by kernel sums."""
+    """Time calls by attnbench's clock, by triton.testing.do_bench on the same tensors, and by the sum of kernels."""
     here = _here(where)
     rows: list[Row] = []
     for length in map(int, lengths.split(",")):
@@ -129,7 +129,7 @@ def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
                 del case, made
             except Left as left:
                 row["reason"] = str(left)
-            except Exception as error:  # noqa: BLE001 - one cell costs itself alone
+            except Exception as error:  # noqa: BLE001 - a failed cell does not end the others
                 traceback.print_exc()
                 row["error"] = f"{type(error).__name__}: {error}"
     timed = [row for row in rows if "time_s" in row]
@@ -143,21 +143,21 @@ def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
 
 
 def hang() -> tuple[str, list[Row]]:
-    """Planted in a rehearsal: never ends, and neither does its child process."""
+    """Hang, with a child process that hangs, too; planted in a rehearsal."""
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    print(started.pid, flush=True)  # noqa: T201 - for who looks whether it has ended
+    print(started.pid, flush=True)  # noqa: T201 - for a test that checks whether it has ended
     time.sleep(3600)
     return "", []
 
 
 def die() -> tuple[str, list[Row]]:
-    """Planted in a rehearsal: kills its own process, as a lost context may."""
+    """Kill this process, as a lost context may do; planted in a rehearsal."""
     os.kill(os.getpid(), signal.SIGABRT)
     return "", []
 
 
 def _python(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[bytes]":
-    """Run our command line in this step's session; standard error goes to the step's log."""
+    """Run Python with these arguments; its output goes to the step's log, and standard output is also returned."""
     done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, cwd=cwd, check=False)  # noqa: S603
     sys.stdout.write(done.stdout.decode(errors="replace"))
     return done
@@ -173,7 +173,11 @@ def _here(where: str) -> Any:  # noqa: ANN401 - a Device, whose module may not b
 
 
 def _case(where: str, name: str, direction: str, mask: str, width: int, length: int, heads: str) -> Any:  # noqa: ANN401, PLR0913, PLR0917
-    """Build a case in half precision, or on the host in float32."""
+    """Build a case with random inputs, in bfloat16 on a GPU and in float32 on the CPU.
+
+    Raises:
+        Left: the device is missing, or the implementation does not support the workload.
+    """
     from attnbench.case import build, draw_normal, place, reason_against
     from attnbench.contract.loading import implementation
     from attnbench.workloads.sweep import make
@@ -190,7 +194,7 @@ def _case(where: str, name: str, direction: str, mask: str, width: int, length: 
 
 
 def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN401 - a Device
-    """Measure the seconds in each kernel of one call, longest first; on the host, in each operator."""
+    """Measure the seconds of one call in each kernel, longest first; on the CPU, in each operator."""
     from torch.profiler import ProfilerActivity, profile
 
     call()
@@ -208,7 +212,7 @@ def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN40
 
 
 def _do_bench(call: Callable[[], object], here: Any) -> float | None:  # noqa: ANN401 - a Device
-    """Return the median of triton.testing.do_bench; None without triton, or without a GPU for its clock."""
+    """Return the median seconds by triton.testing.do_bench; None without triton or without a GPU, which it needs."""
     from importlib.util import find_spec
 
     if here.is_host or find_spec("triton") is None:
@@ -225,7 +229,7 @@ def _flops(case: Any) -> float:  # noqa: ANN401 - a Case
 
 
 def _beside(row: Row) -> str:
-    """Format the rate by our clock, and the differences of the other clocks from it."""
+    """Format the FLOP/s by attnbench's clock, and the relative difference of each other clock's time."""
     others = {"do_bench": row.get("do_bench_s"), "kernels": row.get("kernels_s")}
     shares = [f"{name} {other / row['time_s'] - 1:+.1%}" for name, other in others.items() if other]
     return f"{row['flops'] / row['time_s'] / 1e12:.3g} TFLOP/s" + f" ({', '.join(shares)})" * bool(shares)
@@ -237,7 +241,7 @@ WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
 
 
 def main(name: str, file: Path, *given: str) -> None:
-    """Run a step, and write its results, whole or not at all."""
+    """Run a step, and write its outcome, reason, answer and rows as JSON; the file appears only when it is complete."""
     outcome, reason, answer = OK, "", ""
     rows: list[Row] = []
     try:

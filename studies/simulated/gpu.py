@@ -1,6 +1,6 @@
 """A simulated GPU on virtual time, with noise, heat and a cache.
 
-G1 to G5 (studies/acceptance/on_cuda.py) call the same methods of a real one, studies/acceptance/gpus.py.
+It has the methods of the real one in studies/acceptance/gpus.py, which the tests G1 to G5 of on_cuda.py call.
 """
 
 import math
@@ -17,9 +17,9 @@ Call = Callable[[], object]
 NOISE = 0.003
 """Standard deviation of the log of a kernel's time."""
 SLOWEST, COOLS_S = 0.15, 2.0
-"""Slowdown of a hot device, and the seconds in which it cools by a factor of e."""
+"""Relative slowdown of a hot device, and the seconds in which the slowdown falls by a factor of e."""
 CARRY_S = 10e-3
-"""Decay time of the effect of an interference probe."""
+"""Seconds in which the effect of an interference probe falls by a factor of e."""
 COPIED_BYTES, CACHED_S, COLD_S, PEAK = 25 * 2**20, 8e-6, 20e-6, 4.8e12
 POISONED = "CUDA error: an illegal memory access was encountered"
 
@@ -27,10 +27,10 @@ POISONED = "CUDA error: an illegal memory access was encountered"
 class SimulatedGpu(SimulatedRuntime):
     """A GPU on virtual time.
 
-    `drift(now_s)` multiplies the time of every kernel and spin: changing clocks. With `carry`, a kernel right after the
-    interference probe is slower, as after work that takes much power. Each kernel is followed by `gap_s`. Planted
-    faults: `flushes=False` makes flushes that empty nothing, `spin_share` below 1 makes spins shorter than the clock
-    has measured.
+    `drift(now_s)` multiplies the time of every kernel and spin, as a changing clock frequency does. Right after the
+    interference probe, a kernel is slower by the share `carry`, as after work that takes much power. After each kernel
+    the device idles for `gap_s` seconds. Planted faults: with `flushes=False` a flush does not empty the cache, and
+    with `spin_share` below 1 spins are shorter than the clock has measured.
     """
 
     def __init__(  # noqa: PLR0913 - each is one fault or one property
@@ -58,7 +58,7 @@ class SimulatedGpu(SimulatedRuntime):
         self.is_poisoned, self.slowed_by = False, 0
         self._draws = random.Random(seed)
         self._heat, self._heated_s, self._probed_s = 0.0, 0.0, -math.inf
-        self._seen_s: float | None = None  # in kernels, while a profiler runs
+        self._seen_s: float | None = None  # seconds in kernels while a profiler runs, else None
         self._num_kernels = 0
 
     def many(self, number: int, seconds: float) -> Call:
@@ -88,7 +88,7 @@ class SimulatedGpu(SimulatedRuntime):
         self.launch(lasts_s, stream)
 
     def spin(self, cycles: int) -> None:
-        """Spin by the present clock."""
+        """Queue a spin of this many cycles at the present clock frequency."""
         super().spin(int(cycles * self.drift(max(self.now_s, self.ends_s[0]))))
 
     def state(self) -> DeviceState:
@@ -106,30 +106,30 @@ class SimulatedGpu(SimulatedRuntime):
         return dict(self.work)
 
     def fixed_work(self) -> Call:
-        """Return a kernel."""
+        """Return a call that queues a kernel of 300 microseconds."""
         return partial(self.kernel, 300e-6)
 
     def short_work(self) -> Call:
-        """Return a kernel."""
+        """Return a call that queues a kernel of 5 microseconds."""
         return partial(self.kernel, 5e-6)
 
     def copy(self) -> tuple[Call, int]:
-        """Return a copy that is faster if its data lies in the cache, and the bytes that it reads and writes."""
+        """Return a call that copies data, faster if they are in the cache, and the bytes that it reads and writes."""
         return partial(self.touch, CACHED_S, COLD_S), COPIED_BYTES
 
     def flush(self, seconds: float = 100e-6) -> None:
-        """Empty the cache, or only appear to."""
+        """Queue a flush of the cache; with the planted fault it only takes the time of one."""
         if self.flushes:
             super().flush(seconds)
         else:
             self.launch(seconds)
 
     def busy(self, seconds: float) -> Call:
-        """Return a kernel."""
+        """Return a call that queues a kernel of this duration, without noise."""
         return partial(self.launch, seconds)
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """Sum the queued kernels."""
+        """Return the seconds that the calls spend in kernels, without the gaps after them."""
         self._seen_s = 0.0
         for _ in range(num_calls):
             call()
@@ -138,20 +138,20 @@ class SimulatedGpu(SimulatedRuntime):
         return seen_s
 
     def num_kernels(self, call: Call) -> int:
-        """Count the queued kernels."""
+        """Count the kernels that a call queues."""
         before = self._num_kernels
         call()
         return self._num_kernels - before
 
     def heat(self, seconds: float) -> None:
-        """Let time pass, and heat up."""
+        """Let this time pass; then the device is hot."""
         if seconds:
             self.synchronize()
             self.now_s += seconds
             self._heat, self._heated_s = 1.0, self.now_s
 
     def interference_probe(self) -> Call:
-        """Return a kernel that may slow down the next one."""
+        """Return a call that queues the interference probe, a kernel that may slow down the next one (`carry`)."""
 
         def probe() -> None:
             self.kernel(200e-6)
@@ -160,5 +160,5 @@ class SimulatedGpu(SimulatedRuntime):
         return probe
 
     def peak_bytes_per_s(self) -> float:
-        """Return the simulated bandwidth."""
+        """Return the simulated peak bandwidth of the memory."""
         return PEAK

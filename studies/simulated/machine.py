@@ -1,4 +1,4 @@
-"""A simulated clock, and one machine of a world, which changes durations and remembers earlier work."""
+"""A simulated clock, and a simulated machine that changes durations by noise and by the effects of earlier work."""
 
 import math
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from attnbench.devices import Clock
 from studies.simulated.worlds import STEP_S, World
 
 NUM_STEPS = 2**14
-"""Length of the drift: 80 s, after which it runs backwards, and then forwards again."""
+"""Number of steps of the drift, which last 80 s; then the drift runs backwards, and then forwards again."""
 NUM_NOISES = 2**12
 SHARE_AFTER_TOUCH = 0.02
-"""Share of the slowdown by other work that remains after one stretch of an arm's own work."""
+"""Share of the slowdown by other work that remains after one sample of the present work."""
 LARGEST_CARRY_S = 1e-3
-"""Only this first part of a call is slowed by earlier work."""
+"""Other work slows down only this first part of a call."""
 TAKEN = 0.2
 """In a shared world, a drift above this means that another program runs."""
 
 
 class VirtualClock(Clock):
-    """A simulated clock: time passes only when work spends it, and `disturb` may change the amount.
+    """A simulated clock: time passes only when simulated work spends it, and `disturb` may change the amount.
 
-    `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. All
-    calls of one stretch are changed together, as one sample. `turn` is called when another call begins.
+    `disturb(seconds, now)` returns the seconds that pass, with drift, spikes and throttling of known size. It changes
+    all calls of a sample together. `turn` is called when another call than the last one is timed.
     """
 
     resolution_s = 1e-9
@@ -39,7 +39,7 @@ class VirtualClock(Clock):
         self._disturb = disturb
         self._turn = turn
         self._last: Callable[[], object] | None = None
-        self._stretch_s: float | None = None  # undisturbed time spent so far by the timed stretch
+        self._stretch_s: float | None = None  # undisturbed seconds of the sample so far; None between samples
 
     def now(self) -> float:
         """Simulated seconds since the start."""
@@ -53,7 +53,7 @@ class VirtualClock(Clock):
             self._stretch_s += seconds
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Return the simulated time that the calls spend."""
+        """Time a sample of `num_calls` calls: return the simulated seconds that pass."""
         if call is not self._last:
             self._last = call
             self._turn()
@@ -69,7 +69,7 @@ class VirtualClock(Clock):
 
 
 class Machine:
-    """One machine, drawn from its world: call it with seconds and now for the seconds that really pass."""
+    """A machine drawn from a world: a function of a sample's seconds and the present time, for VirtualClock."""
 
     def __init__(self, world: World, seed: int) -> None:
         """Draw the drift of the whole session."""
@@ -79,9 +79,9 @@ class Machine:
         self._noises: list[float] = []
         self._num_slots = 5
         self._slot = -1
-        self._since = 0  # stretches of work since the last turn
-        self._last_s, self._before_s = 0.0, 0.0  # the last stretch of work, and the one of other work before
-        self.num_faults = 0  # so far
+        self._since = 0  # samples since the last turn
+        self._last_s, self._before_s = 0.0, 0.0  # seconds of the last sample, and of the last one of other work
+        self.num_faults = 0  # page faults so far
 
     def begin_visit(self, num_slots: int) -> None:
         """Start a block with this many slots at the next turn."""
@@ -106,7 +106,7 @@ class Machine:
         return drift
 
     def __call__(self, seconds: float, now: float) -> float:
-        """Return the seconds that a stretch of work really takes."""
+        """Return the seconds that a sample really takes; `seconds` is its undisturbed duration."""
         if not self._noises:
             self._noises = self.world.noise(self._draws, (NUM_NOISES,)).tolist()
         log = self._drift_at(now) + self._noises.pop() + self.world.slot * max(0, self._slot)
@@ -115,7 +115,7 @@ class Machine:
         return self._last_s
 
     def _carry_s(self, seconds: float) -> float:
-        """Return the cost of refilling the caches, mostly in the first stretch (or touch) after other work."""
+        """Return the seconds in which the caches are refilled, mostly in the first sample after other work."""
         if self._since == 0:
             self._before_s = self._last_s
         share = (1.0, SHARE_AFTER_TOUCH, 0.0)[min(self._since, 2)]

@@ -8,7 +8,7 @@ from attnbench.devices import CaptureError
 
 
 class SimulatedEvent:
-    """A mark in a stream."""
+    """An event in the current stream, with the methods of torch's events."""
 
     def __init__(self, runtime: "SimulatedRuntime") -> None:
         """Create an event that is not recorded yet."""
@@ -20,7 +20,7 @@ class SimulatedEvent:
         self.at_s = self.runtime.ends_s[0]
 
     def query(self) -> bool:
-        """Whether it has happened by the host's time."""
+        """Whether the event has happened at the host's present time."""
         return self.at_s <= self.runtime.now_s
 
     def synchronize(self) -> None:
@@ -28,7 +28,7 @@ class SimulatedEvent:
         self.runtime.now_s = max(self.runtime.now_s, self.at_s)
 
     def elapsed_time(self, end: "SimulatedEvent") -> float:
-        """Return milliseconds."""
+        """Return the milliseconds from this event to `end`."""
         return 1e3 * (end.at_s - self.at_s)
 
 
@@ -56,18 +56,22 @@ class SimulatedRuntime:
         self.launch_s, self.event_s, self.num_queued, self.spin_share = launch_s, event_s, num_queued, spin_share
         self.now_s = 0.0
         self.ends_s: dict[int, float] = {0: 0.0}  # when each stream has done all of its work
-        self.spent_s = 0.0  # by spins
+        self.spent_s = 0.0  # requested seconds of all spins
         self._queues: dict[int, deque[float]] = {}
         self._recorded: list[float] | None = None  # kernels of the call being captured
         self._cached = False  # whether the data of `touch` lies in the cache
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Return the only device."""
+        """Make this device the current one within the context; there is no other."""
         yield
 
     def launch(self, seconds: float, stream: int = 0) -> None:
-        """Queue a kernel of this duration."""
+        """Queue a kernel of this duration, or add it to the graph that is being captured.
+
+        Raises:
+            RuntimeError: a graph is being captured, and the kernel is for another stream.
+        """
         if self._recorded is not None:
             if stream:
                 raise RuntimeError("capturing stream has unjoined work")
@@ -89,7 +93,7 @@ class SimulatedRuntime:
         return self._recorded is not None
 
     def kernel(self, seconds: float, stream: int = 0) -> None:
-        """Queue a kernel of this usual duration: here, always exactly."""
+        """Queue a kernel of exactly this duration; a subclass may add noise."""
         self.launch(seconds, stream)
 
     def captured(self, call: Callable[[], object]) -> Callable[[], None]:
@@ -109,7 +113,7 @@ class SimulatedRuntime:
         return lambda: self.kernel(seconds)
 
     def touch(self, cached_s: float, seconds: float) -> None:
-        """Queue a kernel that is faster if its data lies in the cache, and leaves it there."""
+        """Queue a kernel that loads its data into the cache; it takes `cached_s` if they are there, else `seconds`."""
         self.launch(cached_s if self._cached else seconds)
         self._cached = True
 
@@ -123,21 +127,25 @@ class SimulatedRuntime:
         return SimulatedEvent(self)
 
     def spin(self, cycles: int) -> None:
-        """Spin at one cycle a nanosecond."""
+        """Queue a spin of this many cycles, at one cycle a nanosecond."""
         self.spent_s += cycles * 1e-9
         self.launch(cycles * 1e-9 * self.spin_share)
 
     def wait(self) -> None:
-        """Wait for the current stream, as a call that synchronises does."""
+        """Make the host wait for the current stream, as a call that synchronises does.
+
+        Raises:
+            RuntimeError: a graph is being captured.
+        """
         if self._recorded is not None:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.now_s = max(self.now_s, self.ends_s[0])
 
     def synchronize(self) -> None:
-        """Wait for all streams."""
+        """Make the host wait for all streams."""
         self.now_s = max(self.now_s, *self.ends_s.values()) + 5e-6 + self.notice_s * self._has_worked
         self._has_worked = False
 
     def host_s(self) -> float:
-        """Return virtual seconds."""
+        """Return the host's time in virtual seconds."""
         return self.now_s

@@ -1,7 +1,7 @@
-"""A simulated worker client: it answers on a simulated machine, whose clock is changed by a world.
+"""A simulated worker client: it answers requests on a simulated machine, where a world changes the times of calls.
 
-The truth is known, a run of minutes takes a second, and the same seed gives the same samples. All else is the real
-code: timing/blocks.py makes the visits, processes/execution.py writes the journal.
+The true times are known, a run of minutes takes a second, and the same seed gives the same samples. All other code is
+real: timing/blocks.py makes the visits, and processes/execution.py writes the journal.
 """
 
 import math
@@ -60,7 +60,7 @@ MATMUL_RATE, COPY_RATE = 1e13, 1e12
 START_S = 0.5
 """Time to start two workers."""
 CHECK_S = 0.05
-"""Approximate duration of a check: a second for every twenty cells."""
+"""Duration of a check: twenty cells take a second."""
 
 ENVIRONMENT = Environment(
     cpu="simulated",
@@ -92,11 +92,11 @@ FLUSH_S = 20e-3
 
 
 class SimulatedClient(WorkerClient):
-    """Answers as a worker would, at once, on a simulated machine; its clock continues through all its processes.
+    """A client that answers like a worker, on a simulated machine whose clock runs on through all its processes.
 
-    `seconds` is the truth. With `layout`, each process has a random effect of that size (a standard deviation of the
-    log) on each arm, as memory addresses have; with `process`, one on all of its arms alike. `faults` gives the page
-    faults of a call: they are counted, and their time is part of the truth.
+    `seconds` gives the true time of a call. `layout` and `process` are standard deviations, on the log scale, of random
+    effects of a process: `layout` of an effect on each arm of a block, as memory addresses have, and `process` of one
+    effect on all arms alike. `faults` gives the page faults of a call; their time is part of the true time.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two have defaults
@@ -136,21 +136,21 @@ class SimulatedClient(WorkerClient):
         return reply
 
     def check(self, cell: Target, **_: object) -> CellChecked | Failed:
-        """Agree."""
+        """Reply after CHECK_S that the cell is right."""
         self.clock.spend(CHECK_S)
         return CellChecked(**cell.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
 
     def profile(self, cell: Target) -> CellProfiled | Failed:
-        """Return one operator."""
+        """Reply with the same profile for every cell: one operator."""
         return CellProfiled(**cell.names, operators=OPERATORS)
 
     def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
-        """Return a number of bytes."""
+        """Reply with a fixed number of bytes for the metric."""
         sample = Sample(value=0.0 if metric in KEPT else 2.0**20)
         return CellMeasured(**cell.names, measurement=Measurement(metric=metric, unit="bytes", samples=(sample,)))
 
     def measure_ceilings(self, workload: Workload, limit_s: float) -> CeilingsMeasured | Failed:
-        """Measure rates that no simulated work needs."""
+        """Reply with ceilings: the measured rates of matrix products and copies, higher than any work needs."""
         device, dtype, num_threads = workload.place
         spend = self.clock.spend
         made = [
@@ -162,7 +162,7 @@ class SimulatedClient(WorkerClient):
         return CeilingsMeasured(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
     def sample_blocks(self, visit: SampleBlocks) -> VisitFinished | Failed:
-        """Sample on the simulated machine."""
+        """Make the visit on the simulated machine, and reply with its samples."""
         start_s = self.clock.now()
         calls = [self._timed((visit.workload.id, arm), visit.workload, spec) for arm, spec in visit.arms]
         taken = blocks.visit(calls, self.clock, visit, self._conditions(len(calls), is_cold=visit.cache == "cold"))
@@ -183,7 +183,7 @@ class SimulatedClient(WorkerClient):
         )
 
     def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> blocks.TimedCall:
-        """Return the call of an arm, made at first use in each process."""
+        """Return the call of an arm; it is built at its first use in each process."""
         place, arm = key
         if key not in self._calls:
             truth_s = PROBE_S if arm == PROBE else self.seconds(workload, name_of(spec))
@@ -233,7 +233,7 @@ def execute(plan: Plan, folder: Path, client: SimulatedClient | SimulatedPair) -
 
 
 def workloads(number: int) -> tuple[Workload, ...]:
-    """Build workloads that differ in length; `seconds` gives their cost."""
+    """Build workloads that differ in length: 8, 16, 24 and so on."""
     return tuple(Workload(seq_len=8 * (place + 1)) for place in range(number))
 
 
@@ -253,7 +253,7 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
 
 
 def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
-    """Plan the same workloads with two sides of each implementation instead of a baseline."""
+    """Change a plan so that it compares two sides (states of the code) of each implementation, without a baseline."""
     base = {name: f"{name} (base)" for name in given.implementations}
     sides = Sides(
         base=Side(given="rev:old", implementations=base),

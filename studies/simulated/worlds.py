@@ -1,8 +1,8 @@
 """Simulated machines, each with one kind of noise of known size, for tests of the method.
 
-A world has a drift, which changes with time and is shared by everything that runs at that moment; noise of each sample;
-and, in one of them, an effect of the slot in a block and of earlier work. None of them depends on the arm that runs:
-the true cost of an arm is passed in separately, and is the truth in every world.
+A world has a drift, which changes with time and affects everything that runs at that moment, and noise in each sample.
+One world also has effects of the slot in a block and of earlier work. No effect depends on the implementation that
+runs: its true time is given separately, and is the same in every world.
 
 Sizes are those seen on shared virtual machines: 1 to 2 % from sample to sample, tens of percent over a session.
 """
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Draws = np.random.Generator
 
 STEP_S = 5e-3
-"""The drift is constant for this long, about one turn in a block."""
+"""The drift is constant for this long, about the time of one sample in a block."""
 USUAL_NOISE = 0.01
 """Standard deviation of the log of a sample in an undisturbed world."""
 SHARE_OF_SPIKES = 0.05
@@ -25,17 +25,17 @@ SHARE_OF_SLOW = 0.3
 
 
 def steady(_: Draws, num_steps: int, num_paths: int) -> Array:
-    """Return no drift at all."""
+    """Return no drift: zeros (num_steps, num_paths)."""
     return np.zeros((num_steps, num_paths))
 
 
 def quiet(draws: Draws, shape: tuple[int, ...]) -> Array:
-    """Normal noise of 1 %."""
+    """Draw normal noise of 1 %."""
     return draws.normal(0.0, USUAL_NOISE, shape)
 
 
 def drifting(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """A drift of 30 % a minute for two minutes, up or down, with a wave of 10 % every seven seconds."""
+    """Draw a drift of 30 % a minute for two minutes, up or down, with a wave of 10 % every seven seconds."""
     time_s = STEP_S * np.arange(num_steps)[:, None]
     slope = 0.3 / 60 * draws.choice([-1.0, 1.0], num_paths)
     wave = 0.1 * np.sin(2 * np.pi * (time_s / 7 + draws.random(num_paths)))
@@ -44,25 +44,25 @@ def drifting(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def walking(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """A random walk of 10 % a second, reflected at about a third slower or faster."""
+    """Draw a random walk of 10 % a second, reflected at about a third slower or faster."""
     walk = np.cumsum(draws.normal(0.0, 0.1 * np.sqrt(STEP_S), (num_steps, num_paths)), axis=0)
     folded: Array = np.abs((walk + 0.3) % 1.2 - 0.6)
     return folded - 0.3
 
 
 def spiky(draws: Draws, shape: tuple[int, ...]) -> Array:
-    """One sample of twenty takes 20 to 300 % longer; the others have noise of 1.5 %."""
+    """Draw noise of 1.5 %; in addition, one sample of twenty takes 20 to 300 % longer."""
     spikes = np.log1p(draws.uniform(0.2, 3.0, shape)) * (draws.random(shape) < SHARE_OF_SPIKES)
     return spikes + draws.normal(0.0, 1.5 * USUAL_NOISE, shape)
 
 
 def bimodal(draws: Draws, shape: tuple[int, ...]) -> Array:
-    """Three samples of ten are 8 % slower: an unlucky placement in memory."""
+    """Draw noise of 1 %; in addition, three samples of ten are 8 % slower, as with an unlucky placement in memory."""
     return 0.08 * (draws.random(shape) < SHARE_OF_SLOW) + draws.normal(0.0, USUAL_NOISE, shape)
 
 
 def throttling(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """Five seconds at full clock, then three at 60 % of it, with short ramps between them."""
+    """Draw a drift that repeats: five seconds at full clock, then three at 60 % of it, with short ramps between."""
     time_s = STEP_S * np.arange(num_steps)[:, None] + 8 * draws.random(num_paths)
     phase_s = time_s % 8
     slow: Array = np.log(1 / 0.6) * np.clip(np.minimum(phase_s - 5, 8 - phase_s) / 0.2, 0.0, 1.0)
@@ -70,11 +70,14 @@ def throttling(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def busy(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """Another program's thread runs for half a second, pauses for a second, and takes a third of the machine."""
+    """Draw the drift by another thread, which runs for half a second and pauses for a second, in the mean.
+
+    While it runs, it takes about a third of the machine.
+    """
     time_s = STEP_S * np.arange(num_steps)
     num_stays = 4 + int(2 * time_s[-1])
     stays_s = draws.exponential(np.array([1.0, 0.5] * num_stays)[:, None], (2 * num_stays, num_paths))
-    stays_s[0] *= draws.random(num_paths) < 2 / 3  # else the thread is there from the beginning
+    stays_s[0] *= draws.random(num_paths) < 2 / 3  # else the thread runs from the beginning
     switches_s = np.cumsum(stays_s, axis=0)
     counts = np.stack([np.searchsorted(path, time_s, side="right") for path in switches_s.T], axis=1)
     return np.where(counts % 2 == 1, 0.4 + draws.normal(0.0, 0.05, counts.shape), 0.0)
@@ -86,10 +89,10 @@ class World:
 
     name: str
     drift: Callable[[Draws, int, int], Array] = steady  # (steps, paths), a step lasts STEP_S
-    noise: Callable[[Draws, tuple[int, ...]], Array] = quiet  # any shape, one for each sample
+    noise: Callable[[Draws, tuple[int, ...]], Array] = quiet  # any shape, a number for each sample
     slot: float = 0.0  # slowdown of each slot of a block over the one before
-    is_shared: bool = False  # its drift is another program, which runs from time to time
-    carry: float = 0.0  # slowdown of the first millisecond after 10 ms of other work; after less, less
+    is_shared: bool = False  # whether the drift is caused by another program, which runs from time to time
+    carry: float = 0.0  # slowdown of the first millisecond of a call after 10 ms of other work, less after less work
 
 
 WORLDS: dict[str, World] = {

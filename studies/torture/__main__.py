@@ -69,12 +69,12 @@ def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
 
 
 def bad(trial: Trial) -> str:
-    """Describe a failure."""
+    """Describe the failures of a trial; "" if there is none."""
     return "; ".join(f"{name}: {words}" for name in ("died", "lost", "unclear") if (words := getattr(trial, name)))
 
 
 def markdown(trials: list[Trial]) -> str:
-    """Format the tables."""
+    """Format the page: counts by subject, failures, and trials that could not be tried here."""
     rows = []
     for subject in dict.fromkeys(trial.subject for trial in trials):
         own = [trial for trial in trials if trial.subject == subject and not trial.skipped]

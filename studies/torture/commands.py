@@ -45,14 +45,14 @@ HINTS = (
 USUAL = ("results", "BASE and CANDIDATE", "there is no name")
 """Words that a message may quote if the input is empty."""
 NOT_TRIED = {"tensorboard", "doctor", "inspect"}
-"""They serve, measure, or load torch."""
+"""Commands that are not tried, because they serve, measure, or load torch."""
 SWEEP = 'summary = "x"\n[[grid]]\nseq_len = [16]\nnum_heads = [2]\nmask = ["none", "causal"]\n'
 ACCEPTED = 77
 LIMIT_S = 20
 
 
 def fuzzed(folder: Path, number: int, seed: int = 3) -> Iterator[Trial]:
-    """Generate random command lines, half as many with random sweeps; valid ones are not run."""
+    """Try random command lines, and half as many with random sweep files; valid ones end before they measure."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "broken.toml").write_text("grid = [\n")
     (folder / "endless.toml").write_text(
@@ -155,7 +155,7 @@ def _child(folder: Path, arguments: list[str], output: Path) -> None:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has its own
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest replaces both
         os.chdir(folder)
         signal.alarm(LIMIT_S)
         running.execute = accept  # type: ignore[assignment]
@@ -167,7 +167,7 @@ def _child(folder: Path, arguments: list[str], output: Path) -> None:
                 sys.stdout.flush()
                 os._exit(int(ended.code or 0))
         os._exit(0)
-    except BaseException:  # noqa: BLE001 - that is what is looked for
+    except BaseException:  # noqa: BLE001 - this study looks for such errors
         traceback.print_exc()
         sys.stderr.flush()
     os._exit(99)

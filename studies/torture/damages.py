@@ -1,4 +1,4 @@
-"""Damaged journals: none may be read with a changed number, or end in a traceback."""
+"""Damaged journals: reading one must neither give a changed number nor end in a traceback."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Trial]:
-    """Damage the journal of a run in `number` ways; each is read and salvaged, some also by the command line."""
+    """Damage the journal of a run `number` times; read and salvage each, the first ones also by `attnbench report`."""
     draws = random.Random(seed)
     whole = (run / JOURNAL).read_bytes().splitlines(keepends=True)
     intact = list(events(run / JOURNAL))
@@ -99,7 +99,7 @@ def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Tri
         except DamagedError as error:
             if "journal.jsonl" not in str(error) or not ("line " in str(error) or "schema" in str(error)):
                 unclear = f"no file or line: {error}"
-        except Exception as error:  # noqa: BLE001 - that is what is looked for
+        except Exception as error:  # noqa: BLE001 - this study looks for such errors
             died = f"{type(error).__name__}: {error}"
         try:
             saved = salvage(place.folder, place.folder / "saved")
@@ -107,8 +107,8 @@ def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Tri
             if any(each not in intact for each in kept[1:-1]):
                 lost = lost or "salvaged events differ"
         except DamagedError:
-            pass  # its plan is damaged; without it nothing can be read
-        except Exception as error:  # noqa: BLE001 - as above
+            pass  # the plan is damaged: without a plan nothing can be read
+        except Exception as error:  # noqa: BLE001 - this study looks for such errors
             died = died or f"salvage: {type(error).__name__}: {error}"
         if turn < LARGEST_READ:
             died = died or wrong_end(*place.run("report", str(place.folder)), due=(0, 4))

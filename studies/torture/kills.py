@@ -54,7 +54,7 @@ def killed(place: TrialFolder, victim: str, moment_s: float) -> Trial:
 
 
 def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
-    """Stop runs by signals, every second one twice."""
+    """Stop runs by signals; in every second round of signals, each is sent twice."""
     draws = random.Random(seed)
     for turn in range(number):
         asked, is_twice = SIGNALS[turn % len(SIGNALS)], bool(turn // len(SIGNALS) % 2)
@@ -62,7 +62,10 @@ def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
 
 
 def stopped(place: TrialFolder, asked: signal.Signals, moment_s: float, *, is_twice: bool) -> Trial:
-    """Stop one run by a signal: exit code, one line about resuming, no processes left."""
+    """Stop one run by a signal, and resume it.
+
+    The run must end with the exit code of the signal and one line about resuming, and leave no processes.
+    """
     what = f"{asked.name}{' twice' * is_twice} after {moment_s:.1f} s"
     process = place.start("run", *TINY)
     time.sleep(moment_s)
@@ -71,7 +74,7 @@ def stopped(place: TrialFolder, asked: signal.Signals, moment_s: float, *, is_tw
             os.kill(process.pid, asked)
         time.sleep(0.05)
     code, printed = ended(process)
-    due = (0, 1, 3, 128 + asked, -asked)  # negative: before the command had installed its handlers
+    due = (0, 1, 3, 128 + asked, -asked)  # negative: the signal came before the command had installed its handlers
     died = wrong_end(code, printed, due)
     if not wait_until(lambda: not living(place)):
         died = died or f"processes are left: {', '.join(living(place))}"
@@ -87,7 +90,7 @@ def stopped(place: TrialFolder, asked: signal.Signals, moment_s: float, *, is_tw
 
 
 def concluded(place: TrialFolder, trial: Trial) -> Trial:
-    """Resume the run to the end of all its cells, and extend the trial."""
+    """Resume the run to its end, and return the trial with the failures of the resumed run, too."""
     runs = find_runs(place.folder / "results")
     if not runs or not lines(place) or trial.died:
         return trial
@@ -104,7 +107,7 @@ def concluded(place: TrialFolder, trial: Trial) -> Trial:
 
 
 def lines(place: TrialFolder) -> list[bytes]:
-    """Read the whole lines of the run's journal."""
+    """Read the complete lines of the run's journal; [] if there is no run."""
     runs = find_runs(place.folder / "results")
     return (runs[0] / JOURNAL).read_bytes().split(b"\n")[:-1] if runs else []
 

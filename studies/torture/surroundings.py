@@ -25,7 +25,7 @@ def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]
 
 
 def disks(folder: Path, whole: Path) -> Iterator[Trial]:
-    """Fill a small file system, while a run writes its journal and while reports are written."""
+    """Try a full file system, during a run and during reports, and results folders that cannot be written."""
     for what, kilobytes in (("a full disk, while a run is at work", 4), ("a full disk, as reports are written", 96)):
         place = TrialFolder(folder / f"disk{kilobytes}")
         small = place.folder / "small"
@@ -47,7 +47,7 @@ def disks(folder: Path, whole: Path) -> Iterator[Trial]:
 
 
 def full(place: TrialFolder, small: Path, whole: Path, what: str) -> Trial:
-    """Fill the disk; then enlarge it and resume."""
+    """Fill the disk by a run or by reports; then enlarge the disk, and resume the run or write the reports again."""
     if "reports" in what:
         run = small / "runs" / whole.name
         run.mkdir(parents=True)
@@ -118,7 +118,7 @@ def _ended(name: str, place: TrialFolder, code: int | None, printed: str) -> Tri
 
 
 def _limited(name: str, place: TrialFolder, limit: str, *, may_fail: bool = False) -> Trial:
-    """Run under a `ulimit`; with `may_fail` a one-line error is right, too, since the limit may be too low."""
+    """Run under a `ulimit`; with `may_fail` a one-line error is accepted, too, since the limit may be too low."""
     code, printed = ended(place.start("run", *TINY, limit=limit))
     if may_fail and code == 2 and "Traceback" not in printed:  # noqa: PLR2004 - wrong usage
         return Trial(subject="surroundings", what=name, unclear="" if "error: " in printed else note(printed))

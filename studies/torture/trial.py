@@ -1,4 +1,4 @@
-"""One trial, and runs of the command line for it."""
+"""The result of one trial, and runs of the command line in a folder of the trial."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ TINY = [
     *("-i", "fused", "--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "batch_size=1"),
     *("--set", "dtype=float32", "--set", "mask=none", "--set", "direction=inference", "--budget", "0", "--seed", "7"),
 ]
-"""A run of a few seconds."""
+"""Options of a run that takes a few seconds."""
 LIMIT_S = 120.0
 LONGEST_NOTE = 160
 ATTNBENCH = [sys.executable, "-P", "-m", "attnbench"]
@@ -48,9 +48,10 @@ class TrialFolder:
     def start(
         self, *arguments: str, limit: str = "", user: int | None = None, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start attnbench in its own session, under a limit of the shell or as another user.
+        """Start attnbench in its own session.
 
-        `variables` sets environment variables, "" removes one.
+        `limit` is a `ulimit` command of the shell, and `user` the id of another user. `variables` are environment
+        variables to set; "" removes one.
         """
         command = [*ATTNBENCH, *arguments]
         given = {"TMPDIR": str(self.temporary), "COLUMNS": "120", "OMP_NUM_THREADS": "1", **(variables or {})}
@@ -97,13 +98,13 @@ def wrong_end(code: int | None, printed: str, due: Sequence[int]) -> str:
 
 
 def note(printed: str) -> str:
-    """Return the last line of the output."""
+    """Return the last line of an output that is not empty, shortened to LONGEST_NOTE characters."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return lines[-1][:LONGEST_NOTE] if lines else "nothing was printed"
 
 
 def wait_until(is_so: Callable[[], bool], limit_s: float = 10.0) -> bool:
-    """Whether a condition becomes true in time."""
+    """Wait until a condition is true, for `limit_s` seconds at most; return whether it became true."""
     end_s = time.monotonic() + limit_s
     while not (found := is_so()) and time.monotonic() < end_s:
         time.sleep(0.05)

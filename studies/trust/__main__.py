@@ -1,4 +1,4 @@
-"""`python -m studies.trust`: run the corpus for real, W7 of studies.acceptance, and write its table.
+"""`python -m studies.trust`: run all cheats and contaminations for real (W7 of studies.acceptance); write the table.
 
 Rerun it to resume. `--only ID,ID` runs some cases, stores nothing and prints their outcomes.
 """
@@ -19,23 +19,23 @@ from studies.trust.sessions import Session
 
 CASES = cases()
 NAME = "W7"
-"""Name of the piece; the table of studies.acceptance reads the same sessions."""
+"""Name of the study's only piece; studies.acceptance reads the same stored sessions."""
 
 
 def take(number: int) -> list[dict[str, Any]]:
-    """Run the case with this number."""
+    """Run the case with this number, and return its session as a row."""
     case = CASES[number]
     return [{"case": case.id, "session": msgspec.to_builtins(sessions.run(case.source, case.settings))}]
 
 
 def rows_of(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """Judge stored sessions."""
+    """Judge stored sessions; return a row of the table for each."""
     by_id = {each["case"]: msgspec.convert(each["session"], Session) for each in found}
     return outcome.judged(CASES, by_id)
 
 
 def judge(found: Sequence[dict[str, Any]]) -> tuple[str, bool]:
-    """Summarise stored sessions in one sentence, and whether all are good."""
+    """Judge stored sessions; return a sentence with their counts, and whether all are good."""
     return outcome.words(rows_of(found))
 
 

@@ -1,4 +1,4 @@
-"""Judge sessions: a case gets no time, its true time or a false one; bystanders may be affected. And their table."""
+"""Judge sessions and format their table: a case gets no time, its true time or a false one, and may affect others."""
 
 import textwrap
 from collections import Counter
@@ -12,7 +12,7 @@ from studies.trust.corpus import CONTROL, Case
 from studies.trust.sessions import BASELINE, CANDIDATE, HONEST, INNOCENT, Cell, Session
 
 NOISE = 1.25
-"""Factor by which ratios of times of one session may differ from those of honest ones: a smaller gain is none."""
+"""Factor by which a ratio of times may differ from that of honest code; a smaller difference counts as noise."""
 NO_TIME, TRUE, FALSE, LOST = OUTCOMES = ("no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST")
 TEMPLATE = """# Can times be trusted whoever wrote the code?
 
@@ -30,21 +30,21 @@ the controls.
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table."""
+    """The judgement of one case, a row of the table."""
 
     case: Case
     outcome: str
     reason: str
-    affected: str  # in words; empty if all others are as in the controls
+    affected: str  # how other implementations were affected, in words; empty if they were not
 
     @property
     def is_good(self) -> bool:
-        """Whether there is no false time, and nobody else is affected."""
+        """Whether the run ended without a false time, and no other implementation is affected."""
         return self.outcome in {NO_TIME, TRUE} and not self.affected
 
 
 def judged(cases: Sequence[Case], sessions: Mapping[str, Session]) -> list[Row]:
-    """Judge all cases that have a session, by its id; the ratios of the controls are the truth for bystanders."""
+    """Judge all cases that have a session, by id; others are affected if their ratios differ from the controls'."""
     controls = [sessions[case.id] for case in cases if case.group == CONTROL and case.id in sessions]
     usual = {
         name: [ratio for session in controls if (ratio := session.ratio(name, BASELINE)) is not None]
@@ -54,7 +54,7 @@ def judged(cases: Sequence[Case], sessions: Mapping[str, Session]) -> list[Row]:
 
 
 def row(case: Case, session: Session, usual: Mapping[str, Sequence[float]]) -> Row:
-    """Judge one case by its session, and by the ratios to the baseline in honest sessions with the usual settings."""
+    """Judge one case by its session; `usual` has the ratios to the baseline in the controls, by implementation."""
     outcome, reason = _outcome(session)
     changes = [_change(session, name, [] if case.settings else usual.get(name, [])) for name in (HONEST, INNOCENT)]
     if session.cells.get(BASELINE, Cell(status="missing")).latency_s is None:
@@ -75,7 +75,7 @@ def _outcome(session: Session) -> tuple[str, str]:
 
 
 def _change(session: Session, name: str, usual: Sequence[float]) -> str:
-    """Describe a bystander's difference from an honest session, or return ""."""
+    """Describe how the implementation `name` differs from that in honest sessions, or return ""."""
     cell = session.cells.get(name, Cell(status="missing"))
     if cell.latency_s is None:
         return f"{name} has no time ({cell.status})"
@@ -86,7 +86,7 @@ def _change(session: Session, name: str, usual: Sequence[float]) -> str:
 
 
 def words(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Summarise the rows in one sentence, and whether all are good."""
+    """Return a sentence with the counts of the rows, and whether all rows are good."""
     counts = Counter(row.outcome for row in rows)
     affected = sum(bool(row.affected) for row in rows)
     bad = [row.case.id for row in rows if not row.is_good]

@@ -1,4 +1,4 @@
-"""One real run of the command line: a candidate, the honest function and two others, and its traces."""
+"""One real run of the command line with a candidate, the honest function, `fused` and `sdpa`."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     status: str
     message: str = ""
-    latency_s: float | None = None  # median
+    latency_s: float | None = None  # median of its samples
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     num_left: int = 0  # processes that survived the run
 
     def ratio(self, name: str, other: str) -> float | None:
-        """The time of one implementation over that of another, if both have one."""
+        """The time of the implementation `name` divided by that of `other`; None if one of them has no time."""
         one, two = (self.cells[each].latency_s if each in self.cells else None for each in (name, other))
         return None if one is None or two is None else one / two
 
@@ -74,10 +74,10 @@ def run(source: str, settings: dict[str, Any]) -> Session:
 
 
 def call(command: list[str], folder: Path, limit_s: float) -> tuple[int | None, float, int]:
-    """Run a command in its own session, and end all processes that it started.
+    """Run a command in its own session, and end all processes that it left.
 
-    Returns its exit code (None: it was ended at the limit), its duration in seconds, and the number of processes it
-    left.
+    Returns its exit code (None: it did not end within `limit_s`), its duration in seconds, and the number of processes
+    that it left.
     """
     token = secrets.token_hex(8)
     start = time.monotonic()
@@ -122,7 +122,7 @@ metrics = ["latency"]
 
 
 def cells_of(results: Results) -> dict[str, Cell]:
-    """Return the median of each implementation's samples, if it has any."""
+    """Return the result of each implementation, with the median of its samples if it has any."""
     found = {}
     for record in results.records:
         values = [sample.value for sample in record.samples(LATENCY)] if record.status is Status.ok else []

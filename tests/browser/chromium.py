@@ -23,14 +23,14 @@ OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"
 
 @functools.cache
 def playwright() -> Any:
-    """Start Playwright, once in a process; skip the test if it is not installed."""
+    """Start Playwright, once for all tests of a process; skip the test if it is not installed."""
     return pytest.importorskip("playwright.sync_api", reason="no Playwright here").sync_playwright().start()
 
 
 class Browser:
-    """One page. Use it as a context manager; without a browser it skips the test.
+    """A browser with one page, to be used as a context manager; without a browser, the test is skipped.
 
-    The browser is that of the variable ATTNBENCH_CHROMIUM, or the first installed one of NAMES.
+    The browser is the one that ATTNBENCH_CHROMIUM names, or the first of NAMES that is installed.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Browser:
         return found["result"].get("value")
 
     def wait(self, script: str, timeout_s: float = 60.0) -> Any:
-        """Wait until the expression is true, and return it; an element counts as true, an exception as not yet."""
+        """Wait until the expression is true, and return its value; an element counts as true, an exception as false."""
         end = time.monotonic() + timeout_s
         kept = "it && typeof it === 'object' && !Array.isArray(it) ? true : it"  # an element cannot be sent
         value = f"(() => {{ try {{ const it = {script}; return {kept}; }} catch {{ return null; }} }})()"

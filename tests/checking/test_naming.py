@@ -245,6 +245,22 @@ def beyond_the_diagonal(mask):
     return mask | (torch.arange(mask.shape[-1]) // 16 < ROWS[: mask.shape[-2]] // 16)
 
 
+def by_first_row(mask):
+    """Tiles of 16 keys are left out if batch row 0 sees none of theirs."""
+    tiles = [tile & tile[:1].any() for tile in mask.split(16, dim=-1)]
+    return torch.cat(tiles, dim=-1)
+
+
+def in_pairs(query, key, value):
+    first = torch.arange(query.shape[1]) // 2 * 2 * key.shape[1] // query.shape[1]
+    return sdpa(query, key[:, first], value[:, first])
+
+
+def eight_columns(query, key, value):
+    output = softmax(scores_of(query[..., :8], key[..., :8]), None) @ value
+    return output * (torch.arange(value.shape[-1]) < 8)
+
+
 BLOCKS = {"batch_size": 3, "num_heads": 11}
 WINDOWED = {"mask": "sliding_window(3)"}
 OTHERS = [
@@ -256,6 +272,9 @@ OTHERS = [
     (power_of_two, {"mask": "alibi", "num_heads": 3}, "alibi_slopes", "as if 3 were a power of 2"),
     (turned_in_halves, {"rotary": "interleaved(10000)"}, "rotary_other", "halves"),
     (half_twice, {}, "part_weighed_twice", "part 2 of 2"),
+    (by_padding(by_first_row), {"mask": "ragged", "kv_len": 70, "batch_size": 3}, "tiles_skipped_by_first_row", "row"),
+    (in_pairs, {"num_heads": 6, "num_kv_heads": 2}, "key_head_of_the_first", "wrong only in head 3"),
+    (eight_columns, {}, "width_cut", "the first 8 of 16, scaled for that width, and of the values"),
 ]
 
 
@@ -421,6 +440,31 @@ def softmax_in_float32(query, key, value, *, mask=None):
     scores = scores_of(query, key).float()
     weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
     return weights.to(value.dtype) @ value
+
+
+def test_an_error_of_little_more_than_the_tolerance_is_not_called_a_wrong_backward_pass():
+    point = workload(dtype="bfloat16")
+    answers = references(point)
+    of_key = (each.tolerances.get("gradient of key") for each in answers.by_probe.values())
+    least = min(each.largest for each in of_key if each is not None)
+
+    class MoreInOnePlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, key):
+            return key.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            more = torch.zeros_like(gradient)
+            more[0, 0, 0, 0] = 1.5 * least
+            return gradient + more
+
+    found = check(
+        answers, from_function(lambda query, key, value: sdpa(query, MoreInOnePlace.apply(key), value), "mine")
+    )
+    assert found.grade is Grade.wrong
+    assert "times the tolerance" in found.diagnosis
+    assert "such as a sum in half precision" in found.diagnosis
 
 
 def test_float32_inside_is_a_convention_and_breaks_no_rule_of_another_dtype():

@@ -1,4 +1,4 @@
-"""The textbook form; subclasses in the tests change one step."""
+"""The textbook form as a module; subclasses in the tests change one step."""
 
 import math
 

@@ -1,7 +1,7 @@
-"""Kill a worker, an actor, a node or the driver of a sweep over a Ray cluster, and check its end.
+"""Kill a worker, a task, a node or the driver of a sweep over a Ray cluster, and check how the sweep ends.
 
-The end is compared with a run without a cluster: everything that the driver has collected is kept, each share is
-measured by one host, and verdicts do not change.
+The end is compared with a run without a cluster: each cell has the same status, one host has measured each share, and
+no decided verdict differs.
 """
 
 import os
@@ -31,12 +31,12 @@ SHORT = (
     *("--set", "head_dim=8", "--set", "mask=none", "--set", "direction=inference", "--set", "num_threads=1"),
 )
 LIMIT_S = 600.0
-ENDS = {ExitCode.passed, ExitCode.inconclusive}  # of a whole run: on a busy machine times are doubtful
-GONE_S = 1.0  # a node is away before it comes back
+ENDS = {ExitCode.passed, ExitCode.inconclusive}  # exit codes of a whole run; on a busy machine times are doubtful
+GONE_S = 1.0  # for which a killed node is away before a new one replaces it
 
 
 class Machines:
-    """Two hosts on this machine, as a cluster."""
+    """A cluster on this machine: a head and two hosts."""
 
     def __init__(self) -> None:
         """Start a head that measures nothing, and both hosts."""
@@ -57,7 +57,7 @@ class Machines:
         return str(self.cluster.address)
 
     def add(self, name: str) -> Any:
-        """Add a node that measures; its host has that name."""
+        """Add a node that measures, under the host name `name`."""
         return self.cluster.add_node(resources={SLOT: 1}, env_vars={HOST: name}, **self._node)
 
     def remove(self, name: str) -> None:
@@ -107,7 +107,7 @@ def trial(cluster: Machines, results: Path, victim: str, after_s: float, alone: 
 
 
 def kill(cluster: Machines, victim: str, driver: subprocess.Popen[bytes]) -> None:
-    """Kill one victim of the kind at random, among processes that this one has started."""
+    """Kill a random process of the kind `victim`, among those that this process has started."""
     if victim == "driver":
         driver.kill()
     elif victim == "node":
@@ -130,7 +130,7 @@ def running(word: str) -> list[psutil.Process]:
 
 
 def begun(results: Path) -> Path | None:
-    """Wait until a task measures a share, and return the run; None if that takes too long."""
+    """Wait until a task measures a share, and return the folder of the run; None if that takes too long."""
     end_s = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < end_s:
         if (runs := find_runs(results)) and running("attnbench.processes.worker"):
@@ -140,7 +140,7 @@ def begun(results: Path) -> Path | None:
 
 
 def wrong(run: Path, alone: Results) -> list[str]:
-    """Describe the errors in the end of a run on a cluster."""
+    """Describe the errors of a run on a cluster, compared with the run `alone`."""
     found = read(run)
     problems = [] if found.elapsed_s is not None else ["it has no end"]
     ends, expected = ({each.key: each.status for each in results.records} for results in (found, alone))

@@ -1,4 +1,4 @@
-"""Attention as learners write it, each with one slip, in its own file; some are right in unusual ways."""
+"""Attention as learners write it: each function or class has one slip, and some are right in an unusual way."""
 
 import sys
 
@@ -48,7 +48,7 @@ def unmasked(query, key, value):
 
 
 class Swapped(Attention):
-    """Keys before queries."""
+    """Returns keys before queries from its projection."""
 
     def project(self, x, context):
         query, key, value = super().project(x, context)
@@ -59,7 +59,7 @@ class Swapped(Attention):
 
 
 class Own(Swapped):
-    """Uses another order inside, and returns the right result."""
+    """Returns keys before queries from its projection, too, but uses them in the right places."""
 
     def forward(self, x, context=None, *, mask):
         key, query, value = self.project(x, x)

@@ -1,4 +1,4 @@
-"""Closing screens of made-up sweeps. `python -m tests.reports.snapshots` renews the texts that tests compare with."""
+"""Closing screens of made-up sweeps; `python -m tests.reports.snapshots` renews the stored texts of the tests."""
 
 import tempfile
 from collections.abc import Callable
@@ -37,7 +37,7 @@ SWEEPS: dict[str, Callable[[Path], Results]] = {
 
 
 def text(results: Results) -> str:
-    """Return the closing screen, without the name of its folder."""
+    """Return the text of the closing screen, with RUN in place of the run's folder."""
     lines = "".join(f"{line.text}\n" for line in screen(results))
     return lines.replace(str(results.folder), "RUN")
 

@@ -17,7 +17,7 @@ COMPILER = os.environ.get("CXX", "g++")
 
 
 def compiled(cache: Path) -> Path:
-    """The extension module, compiled unless `cache` has it. Takes about a minute.
+    """Return the path of the extension module; compile it, in about a minute, unless it is in the folder `cache`.
 
     Raises:
         CalledProcessError: it does not compile.
@@ -38,7 +38,7 @@ def compiled(cache: Path) -> Path:
 
 
 def install(folder: Path, extension: Path) -> dict[str, str]:
-    """Fill a folder with the device and a copy of attnbench that has its file; return the environment that uses it."""
+    """Fill a folder with the device, and a copy of attnbench that knows it; return the environment that uses both."""
     for name in ("harness", "implementations"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
     shutil.copy(HERE / "device.py", folder / "harness" / "attnbench" / "devices" / "second.py")

@@ -9,8 +9,8 @@ from attnbench.devices.queued import LEFT_SHARE, QueuedClock, Span
 
 SPIN_HZ = 1e9
 BUSY_S = 5e-3
-"""The device counts as busy on other streams only after this time: on a shared machine the host is often late, the more
-so after a long sleep."""
+"""The device counts as busy on other streams only after this time, since the host is often late on a shared machine,
+above all after a long sleep."""
 
 
 class SecondClock(QueuedClock):

@@ -1,6 +1,6 @@
-"""Functions that a learner would write after the tutorials, with their quirks. test_quirks.py diagnoses each.
+"""Functions that a learner would write after the tutorials, with their quirks; test_quirks.py diagnoses each of them.
 
-Functions take query (B, H, T, K), key (B, H, S, K) and value (B, H, S, V), and a boolean mask, True where visible.
+They take query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), and a boolean mask, True where a key is visible.
 """
 
 import torch
@@ -43,7 +43,7 @@ def mask_lost(query, key, value, *, mask=None):
 
 
 def dropout_always(query, key, value, *, mask=None):
-    """Tutorial 003, applied without a thought of evaluation: F.dropout drops by default."""
+    """Tutorial 003: a dropout that is also applied in evaluation, since F.dropout drops by default."""
     scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))

@@ -1,1 +1,1 @@
-"""Analysis of stored runs: comparisons, verdicts, the gate, history and growth, computed on read, without torch."""
+"""Analysis of stored runs: comparisons, verdicts, the gate, history and growth, computed on reading, without torch."""

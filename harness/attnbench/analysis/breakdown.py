@@ -1,4 +1,4 @@
-"""Break the time of a call down by operator."""
+"""Name the backend of a call, and break down its time by operator."""
 
 from attnbench.devices.kernels import COMPILED, OWN, compiled, makers
 from attnbench.storage.records import Operators
@@ -10,8 +10,8 @@ SMALL_SHARE = 0.05  # operators with a smaller share of the time are not listed
 def backend_used(operators: Operators) -> str:
     """Name the backend of SDPA that ran, such as "flash", or "compiled: flash" if torch.compile generated an operator.
 
-    The library of kernels that PyTorch does not bundle is added: "flash (FlashAttention 3)". Without a backend, the
-    result is the library of the kernels if it is known, or else the operator with the most time.
+    If the kernels come from a library that PyTorch does not bundle, the library is added: "flash (FlashAttention 3)".
+    If no backend ran, the result is the library of the kernels if it is known, or else the operator with the most time.
     """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
     known = " + ".join(makers(name for one in operators.calls for name in one.kernels))
@@ -24,20 +24,20 @@ def backend_used(operators: Operators) -> str:
 def short(name: str) -> str:
     """Strip the namespace and template arguments from an operator's name: aten::bmm becomes "bmm".
 
-    Graphs that torch.compile made are called "generated kernels".
+    A graph from torch.compile is called "generated kernels".
     """
     return "generated kernels" if name == COMPILED else name.partition("<")[0].rpartition("::")[2]
 
 
 def num_operators(operators: Operators) -> int:
-    """Number of operator calls, including nested calls and views."""
+    """Count the operator calls, including nested calls and views."""
     return sum(one.num_calls for one in operators.calls)
 
 
 def operator_shares(operators: Operators) -> str:
     """Break down the time of a call, largest share first: "62 % bmm (2.34 ms, 2 calls), 21 % softmax (793 us, 1 call)".
 
-    Times are the operators' self times, which are longer under the profiler. Operators with less than SMALL_SHARE of
+    The times are the self times of operators, which the profiler makes longer. Operators with less than SMALL_SHARE of
     the time are left out.
     """
     alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))

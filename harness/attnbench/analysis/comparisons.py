@@ -1,6 +1,7 @@
 """Compare each implementation of a run with the baseline on the same workload, and judge all comparisons together.
 
-Each process contributes one number to a comparison. A session with two sides also gets a verdict on all cells together.
+Each process contributes one number to a comparison. If a session compares two states of the code (its two sides), there
+is also a verdict on all cells together.
 """
 
 import math
@@ -37,9 +38,9 @@ the samples waited, the median is the 67th percentile of the others; if half of 
 class Comparison(Judgement):
     """The time of one implementation divided by the baseline's on one workload: below 1.0 is faster.
 
-    The verdict follows from the interval and the margin. Of the verdicts faster and slower at most the share
-    `Plan.false_share` is expected to be false; with two sides that share bounds the probability of any false verdict in
-    a session without differences.
+    The verdict follows from the interval and the margin. At most the share `Plan.false_share` of the verdicts faster
+    and slower is expected to be false. With two sides, this share instead bounds the probability of any false verdict
+    in a session without differences.
     """
 
     workload: Workload
@@ -56,7 +57,7 @@ class Comparison(Judgement):
 
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
-    """The effect (log ratio of times) of each cell that shares blocks with its reference, by key.
+    """Compute the effect (log ratio of times) of each cell that shares blocks with its reference, by key.
 
     With two sides, the key WHOLE has the effect of all cells together.
     """
@@ -69,9 +70,10 @@ def session_effects(results: Results) -> dict[Key, Effect]:
 
 @lru_cache(maxsize=2)
 def substitutes(results: Results) -> dict[str, Arm]:
-    """Substitutes for the baseline, by workload id, where the baseline has no time, for example because it is wrong.
+    """Find an arm that replaces the baseline on each workload on which the baseline has no time, by workload id.
 
-    A substitute is the first implementation in the plan with a time. A session with two sides has none.
+    The baseline may have no time because it is wrong. The substitute is the first implementation of the plan that has a
+    time. A session with two sides has no substitutes.
     """
     plan, replaced = results.plan, dict[str, Arm]()
     for workload, taken in samples_of(results).items() if plan.sides is None else ():
@@ -82,7 +84,7 @@ def substitutes(results: Results) -> dict[str, Arm]:
 
 
 def reference(results: Results, key: Key) -> Arm:
-    """The arm that a cell is compared with: the baseline or its substitute.
+    """Return the arm that a cell is compared with: the baseline or its substitute.
 
     With two sides it is the same implementation on the base.
     """
@@ -92,7 +94,7 @@ def reference(results: Results, key: Key) -> Arm:
 
 @lru_cache(maxsize=1)
 def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
-    """Time samples (seconds of a call) of the `ok` cells of a run by workload id and arm, without discarded blocks."""
+    """Return the time samples (seconds per call) of `ok` cells by workload id and arm, without discarded blocks."""
     taken: dict[str, dict[Arm, Samples]] = {}
     for record in results.records:
         if record.status is not Status.ok:
@@ -138,10 +140,10 @@ def comparisons(results: Results) -> list[Comparison]:
 
 @lru_cache(maxsize=1)
 def paired_times(results: Results) -> dict[Key, float]:
-    """Seconds of a call for each timed cell by key, comparable within a workload.
+    """Return the seconds of a call of each timed cell by key, comparable within a workload.
 
-    A cell with a ratio to its reference gets the ratio times the reference's median, since the ratio comes from paired
-    blocks and is more accurate than two separate medians.
+    If a cell has a ratio to its reference, its time is this ratio times the median of the reference. The ratio comes
+    from samples in the same blocks, so it is more accurate than the quotient of two medians.
     """
     timed = {record.key: record.samples(LATENCY) for record in results.records}
     median_s = {key: median(Samples.of(samples).value) for key, samples in timed.items() if samples}
@@ -167,7 +169,7 @@ def _has_changed_machine(records: Iterable[Record]) -> bool:
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
-    """Whether both ran the same operators and kernels, each equally often; False if operators are unknown."""
+    """Return whether two calls ran the same operators and kernels equally often; False if one is unknown."""
 
     def calls(operators: Operators | None) -> list[tuple[object, ...]]:
         seen = () if operators is None else operators.calls
@@ -177,19 +179,20 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
 
 
 def whole_session_judgement(results: Results) -> Judgement | None:
-    """The verdict on all cells together in a session with two sides; None in other runs, or if nothing was compared."""
+    """Return the judgement of all cells of a session with two sides; None in other runs, or without comparisons."""
     return judgements(results).get(WHOLE)
 
 
 def num_processes(results: Results) -> int:
-    """Number of processes that timed something."""
+    """Count the processes that timed something."""
     timed = [Samples.of(record.samples(LATENCY)) for record in results.records]
     return len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
 
 
 def too_noisy(results: Results) -> Warned | None:
-    """Warn if at least half of the comparisons are undecided and the median of their half-widths exceeds the margin.
+    """Return a warning if noise hides differences as small as the margin, or None.
 
+    It does if at least half of the comparisons are undecided, and the median of their half-widths exceeds the margin.
     Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
     judged, margin = judgements(results).values(), results.plan.smallest_effect
@@ -208,7 +211,7 @@ def too_noisy(results: Results) -> Warned | None:
 
 
 def contention(results: Results) -> Warned | None:
-    """Warn of processor time taken by other programs and the hypervisor.
+    """Return a warning about processor time that other programs and the hypervisor took.
 
     None if its share is unknown or at most CONTENTION, or if nothing was timed.
     """
@@ -221,7 +224,7 @@ def contention(results: Results) -> Warned | None:
 
 
 def waiting(results: Results) -> dict[Key, float]:
-    """Share of samples in which a cell's threads waited for a processor, by key; cells without counters are omitted."""
+    """Return the share of samples in which threads waited for a processor, by key; only cells with counters."""
     timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
     return {
         key: float(((flags & Flag.waited) != 0).mean())
@@ -232,7 +235,7 @@ def waiting(results: Results) -> dict[Key, float]:
 
 @lru_cache(maxsize=1)
 def cell_doubts(results: Results) -> dict[Key, Warned]:
-    """The reason to distrust the times of single cells, by key; cells without one are left out."""
+    """Return the reason to distrust the time of each doubtful cell, by key."""
     busy, doubts = "other work kept the machine busy", dict[Key, Warned]()
     for record in results.records:
         why = results.throttled.get(record.workload.id, 0) & ~nvml.POWER_CAP  # a power cap is usual for a busy GPU
@@ -247,10 +250,11 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
 
 @lru_cache(maxsize=1)
 def session_doubts(results: Results) -> list[Warned]:
-    """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
+    """Return the reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    The time that other programs took does not count if the samples record whether threads waited, because its effect
-    varies: other work may cost nothing with one thread and a factor of ten with two. Time of the hypervisor counts.
+    If the samples record whether threads waited, processor time of other programs is no such reason, because its effect
+    varies: it may cost nothing with one thread, and a factor of ten with two. Processor time of the hypervisor always
+    is.
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
@@ -271,7 +275,7 @@ def session_doubts(results: Results) -> list[Warned]:
 
 
 def doubts(results: Results) -> list[Warned]:
-    """Reasons to distrust times, one sentence each: those of the session, or else one for each affected arm."""
+    """Return reasons to distrust times, one sentence each: those of the session, or else one for each such arm."""
     if lines := session_doubts(results):
         return lines
     by_arm: dict[Arm, list[tuple[str, Warned]]] = {}
@@ -287,15 +291,15 @@ def doubts(results: Results) -> list[Warned]:
 
 
 def doubt_of(results: Results, key: Key) -> str:
-    """Why a cell's own time is doubtful, or ""."""
+    """Return why the time of a cell itself is doubtful, or ""."""
     return "; ".join([*session_doubts(results), *filter(None, [cell_doubts(results).get(key)])])
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
-    """Whether there is a reason to distrust the times of a cell or of its reference, so that it gets no verdict.
+    """Return whether the times of a cell or its reference are doubtful, so that the cell gets no verdict.
 
-    Without a key: whether all compared cells are doubtful, which makes the session invalid. For WHOLE: whether any cell
-    is doubtful.
+    Without a key: whether all compared cells are doubtful, which makes the session invalid. For WHOLE: whether any
+    compared cell is doubtful.
     """
     if session_doubts(results):
         return True
@@ -307,5 +311,5 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
 
 
 def has_doubt(results: Results, cells: AbstractSet[Key]) -> bool:
-    """Whether there is a reason to distrust the time of any of these cells."""
+    """Return whether the time of any of these cells is doubtful."""
     return bool(session_doubts(results)) or not cell_doubts(results).keys().isdisjoint(cells)

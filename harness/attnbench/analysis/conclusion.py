@@ -1,6 +1,7 @@
-"""Conclude a command: derive its last sentence and its exit code from the marks of the judged items.
+"""Conclude a command: derive its last sentence and its exit code from marks.
 
-Tables show the marks, the sentence counts them, and the worst mark determines the exit code, so that all three agree.
+A mark, such as `slower`, is the result of one implementation or cell. Tables show the marks, the sentence counts them,
+and the worst mark determines the exit code, so that all three agree.
 """
 
 import enum
@@ -16,7 +17,7 @@ MOST_NAMED = 3  # largest number of names that the sentence lists for each mark
 
 
 class Ending(enum.StrEnum):
-    """How a command ended, most urgent first; each ending has an exit code."""
+    """The ending of a command, which determines its exit code. The most urgent ending comes first."""
 
     finding = "fail"
     invalid = "invalid session"
@@ -25,7 +26,7 @@ class Ending(enum.StrEnum):
 
 
 class Mark(enum.StrEnum):
-    """The result of an implementation or a cell, worst first."""
+    """The result of one implementation or cell. The worst mark comes first."""
 
     wrong = "WRONG"
     failed = "failed"
@@ -44,7 +45,7 @@ class Mark(enum.StrEnum):
 
 
 class Question(enum.StrEnum):
-    """The question that a command answers."""
+    """The question that a command answers; it decides which marks are findings."""
 
     rightness = "is it right?"  # check
     measurement = "how fast is it?"  # run, growth, model
@@ -63,7 +64,7 @@ ENDINGS: Mapping[Question, Mapping[Mark, Ending]] = {
     Question.choice: {**_BAD, **_OPEN, Mark.doubtful: Ending.inconclusive},
     Question.change: {**_BAD, **_OPEN, Mark.slower: Ending.finding, Mark.doubtful: Ending.inconclusive},
 }
-"""The ending that a mark causes, for each question; marks that are not listed pass."""
+"""The ending that each mark causes, by the question of the command; marks that are not listed pass."""
 SPEEDS = {
     Verdict.faster: Mark.faster,
     Verdict.equivalent: Mark.equal,
@@ -89,14 +90,14 @@ def mark(
 
 
 def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool = False) -> Mark | None:
-    """The mark of a cell; None if it is unsupported or was predicted to be out of reach."""
+    """Return the mark of a cell; None if it is unsupported, or was not tried because of a prediction."""
     if record.status is Status.unsupported or record.is_predicted:
         return None
     return mark(verdict_of(record), speed, is_doubtful=is_doubtful, has_failed=record.is_finding)
 
 
 def marks(results: Results) -> dict[str, Mark]:
-    """The worst mark of each implementation, ignoring times; with two sides, the base has an entry "mine (base)"."""
+    """Return the worst mark of each implementation, without times; for two sides, also that of "mine (base)"."""
     by_name: dict[str, list[Mark]] = {}
     for record in results.records:
         if (kind := mark_of(record)) is not None:
@@ -107,7 +108,7 @@ def marks(results: Results) -> dict[str, Mark]:
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """The ending of a command, and the reason in words."""
+    """The ending of a command, and its reason in words."""
 
     ending: Ending
     words: str
@@ -119,9 +120,10 @@ class Conclusion:
 
 
 def ending(marks: Sequence[Mark], question: Question) -> Ending:
-    """The most urgent ending of the marks; inconclusive if there is no mark other than `not judged`.
+    """Return the most urgent ending of the marks; inconclusive if there is no mark other than `not judged`.
 
-    If all judged times of a `compare` are doubtful, the session is invalid, unless there is a finding.
+    If all judged times of a comparison (Question.change) are doubtful, the session is invalid, unless there is a
+    finding.
     """
     if set(marks) <= {Mark.not_judged}:
         return Ending.inconclusive
@@ -134,9 +136,9 @@ def ending(marks: Sequence[Mark], question: Question) -> Ending:
 def conclude(
     marks: Mapping[str, Mark], question: Question, *, details: Mapping[str, str] | None = None, more: str = ""
 ) -> Conclusion:
-    """Derive the ending and its sentence from the marks, which are given by name.
+    """Derive the ending and its sentence from the marks, by name.
 
-    `details` has texts by name that follow the names in the sentence, such as a factor; `more` follows the counts.
+    `details` has texts, such as a factor, that follow the names in the sentence; `more` follows the counts.
     """
     parts = []
     for kind in Mark:
@@ -155,7 +157,7 @@ def conclude(
 
 
 def factor(ratio: float, low: float | None = None, high: float | None = None, than: str = "") -> str:
-    """A ratio of times as a factor of 1 or more: 0.5 is "2.00x faster", 1.1 "1.10x slower than sdpa (1.05 to 1.15)"."""
+    """Format a ratio of times as a factor: 0.5 as "2.00x faster", 1.1 as "1.10x slower than sdpa (1.05 to 1.15)"."""
     word = "faster" if ratio < 1.0 else "slower"
     if ratio < 1.0:
         ratio, low, high = 1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low

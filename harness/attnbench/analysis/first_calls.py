@@ -1,4 +1,4 @@
-"""First calls of a run, and the number of calls after which a longer first call has paid off against the baseline."""
+"""First calls of a run, and the number of calls after which an implementation has made up for a longer first call."""
 
 from functools import lru_cache
 
@@ -11,14 +11,14 @@ from attnbench.storage.samples import Samples
 
 
 def first_s(record: Record) -> float | None:
-    """Seconds of the first call in a fresh process; None if it was not measured."""
+    """Return the seconds of the first call in a fresh process; None if it was not measured."""
     samples = record.samples(FIRST_CALL)
     return median(Samples.of(samples).value) if samples else None
 
 
 @lru_cache(maxsize=2)
 def break_evens(results: Results) -> dict[Key, BreakEven]:
-    """The break-even of each compared cell by key, if its first call and its reference's were measured."""
+    """Compute the break-even of each compared cell, by key, if first calls of it and its reference were measured."""
     firsts = {record.key: seconds for record in results.records if (seconds := first_s(record)) is not None}
     times_s, found = paired_times(results), dict[Key, BreakEven]()
     for each in comparisons(results):

@@ -1,7 +1,7 @@
-"""Growth of memory with length: an exponent, a curve, and the length that reaches a limit.
+"""Growth of memory with length: an exponent, a curve, and the length at which a limit is reached.
 
-For batches of equal requests, it is growth with their number, and the cache counts, too: a service's memory is mostly
-cache. Memory is a count, not a sample: the same call always needs the same bytes.
+For batches of equal requests, it is growth with the number of requests. Their memory includes the cache, because most
+of a service's memory is cache. Memory is counted, not sampled: the same call always needs the same number of bytes.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from attnbench.workloads.counts import gathered_bytes, pool_bytes
 from attnbench.workloads.workload import Workload
 
 REQUESTS = "requests"
-"""The axis of growth with the number of equal requests."""
+"""Name of the axis for growth with the number of equal requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The memory of one implementation as a function of one length or a number of requests, with all else equal."""
+    """The memory of one implementation as a function of one length or the number of requests, with all else equal."""
 
     axis: str  # seq_len, kv_len or REQUESTS
-    other: str  # the other length if it differs: "T=1"; else "". Or each request: "requests of 4,096 keys"
+    other: str  # the other length, "T=1", or "" if both are equal; for REQUESTS, "requests of 4,096 keys"
     implementation: str
     workload: Workload  # the one with the greatest measured length
     points: tuple[tuple[int, float], ...]  # (length, peak bytes), sorted by length; with requests, cache included
@@ -38,22 +38,22 @@ class Growth:
 
     @property
     def reach(self) -> float | None:
-        """The length at which the curve reaches the limit; None without a curve or a limit, or if it is never reached.
+        """The length at which the curve reaches the limit; None without a curve or a limit, or if it never does.
 
-        Also None if even the memory that does not grow exceeds the limit.
+        Also None if the constant part of the memory exceeds the limit.
         """
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
 
     @property
     def exponent(self) -> float | None:
-        """The exponent where the limit is reached, or else at the longest length; None without a curve."""
+        """The exponent at the length that reaches the limit, or else at the longest length; None without a curve."""
         if self.fit is None:
             return None
         return self.fit.exponent(self.fit.lengths[-1] if self.reach is None else self.reach)
 
     @property
     def sentence(self) -> str:
-        """One line with the exponent, and the length at which the limit is reached."""
+        """The exponent, and the length at which the limit is reached, in one line."""
         fit, letter = self.fit, "T" if self.axis == "seq_len" else "S"
         name, limit = sanitize_line(self.implementation), show(self.limit_bytes, "bytes")
         if fit is None:
@@ -76,9 +76,9 @@ class Growth:
         return f"{name}: {limit} is reached at {letter}={length:.0f}; there {text}, {fitted}"
 
     def facts(self) -> dict[str, Any]:
-        """The growth as fields of JSON: lengths in tokens, memory in bytes, and the curve's a, b and c as in Fit.
+        """Return the growth as fields of JSON: lengths in tokens, memory in bytes, and a, b and c of the curve (`Fit`).
 
-        On the axis REQUESTS, lengths are numbers of requests, and peaks include the cache.
+        On the axis REQUESTS, the lengths are numbers of requests, and the peaks include the cache.
         """
         return {
             "workload": self.workload.id,
@@ -97,10 +97,10 @@ class Growth:
 
 
 def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
-    """The growth of each implementation that needs memory beyond its inputs, for each group of workloads.
+    """Compute the growth of each implementation that needs memory beyond its inputs, for each group of workloads.
 
-    If `limit_bytes` is 0, the limit on the CPU is 75 % of the least memory that was free when a process of the run
-    started; other devices have none.
+    If `limit_bytes` is 0, the limit on the CPU is SHARE_OF_FREE of the least memory that was free when a process of the
+    run started, and other devices have no limit.
     """
     free_bytes = 0 if results.system_load is None else results.system_load.free_bytes
     found = []
@@ -125,9 +125,9 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
 
 
 def _series(records: tuple[Record, ...]) -> Iterator[tuple[str, str, list[Record]]]:
-    """Records that differ only in a length or in the number of equal requests: its axis, the other length, the records.
+    """Yield series of records that differ only in a length, or in the number of equal requests.
 
-    Instead of another length, requests are described.
+    A series is its axis, the other length (or a description of the requests), and its records.
     """
     alike = grouped(records, lambda record: _request(record.workload))
     for group in grouped(alike.pop("", []), lambda record: _axes(record.workload)).values():
@@ -139,13 +139,13 @@ def _series(records: tuple[Record, ...]) -> Iterator[tuple[str, str, list[Record
 
 
 def _axes(workload: Workload, *but: str) -> tuple[object, ...]:
-    """The values of all axes but lengths, and `but` others."""
+    """Return the values of all axes except the lengths and the axes in `but`."""
     axes = workload.axes()
     return tuple(axes[axis] for axis in GROUP_AXES if axis not in but)
 
 
 def rounded_down(number: float) -> int:
-    """The whole part, with four digits at most: an extrapolation has no more."""
+    """Round down to an integer with at most four significant digits, since an extrapolation is no more accurate."""
     text = str(int(number))
     return int(text[:4] + "0" * (len(text) - 4))
 
@@ -159,9 +159,10 @@ def _request(workload: Workload) -> str:
 
 
 def _point(axis: str, record: Record, results: Results) -> tuple[int, float]:
-    """The length, or number of requests, and the peak bytes.
+    """Return the length (or the number of requests) and the peak bytes of a record.
 
-    Requests need their cache, too, and those of a dense function a copy of its keys and values in the call's dtype.
+    Requests also need their cache. A dense function needs a copy of their keys and values in the dtype of the call,
+    too.
     """
     peak, workload = peak_bytes(record) or 0.0, record.workload
     if axis != REQUESTS:

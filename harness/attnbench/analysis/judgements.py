@@ -1,7 +1,7 @@
 """The verdict of a check on each implementation, with its coverage and its gaps.
 
 A verdict without its coverage misleads: "right" after 4 of 75 cells is a guess. So a judgement counts the compared
-cells and names the features that no compared cell had. Reads records only, without torch.
+cells, and names the features that no compared cell had. It uses records only, without torch.
 """
 
 import enum
@@ -53,7 +53,7 @@ WORST_FIRST = (CheckVerdict.wrong, CheckVerdict.approximate, CheckVerdict.imprec
 
 
 def verdict_of(record: Record) -> CheckVerdict:
-    """The verdict on the answer of one cell."""
+    """Return the verdict on the answer of one cell."""
     if record.is_wrong:
         return CheckVerdict.wrong
     if record.agreement is None:
@@ -64,13 +64,13 @@ def verdict_of(record: Record) -> CheckVerdict:
 
 
 def _hides_all(workload: Workload) -> bool:
-    """Whether the mask may hide every key from some query."""
+    """Return whether the mask may hide every key from some query."""
     is_short = "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
     return is_short or workload.mask.startswith("padding_to_nothing")
 
 
 def _has_part(workload: Workload, kinds: tuple[type[Mask], ...]) -> bool:
-    """Whether the mask has a part of one of the `kinds`."""
+    """Return whether the mask has a part of one of the `kinds`."""
     return any(isinstance(part, kinds) for part in workload.mask_rule.parts)
 
 
@@ -101,7 +101,7 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
     "a scale of its own": lambda w: w.scale > 0,
     "sinks": lambda w: w.sinks != "none",
 }
-"""Features of a workload by the name that users see, each with its test."""
+"""Features of a workload by the names that users see, each with the test for it."""
 MASKS = ("windows", "padding", "prefix masks", "document masks", "chunked masks", "ragged lengths")
 PAIRED: tuple[str, ...] = (
     "gradients",
@@ -116,19 +116,19 @@ PAIRED += ("grouped heads", "decode", "T != S", "values of another width", f"len
 """Features whose pairs are counted, too, since many mistakes show only where two features meet."""
 MOST_PAIRS = 3  # largest number of untested pairs that a verdict names
 EXPECTED, MANY_CELLS = ("gradients", "masks", "decode", "T != S"), 40
-"""Features that a reader expects of a check of MANY_CELLS or more, also if no planned cell has them: an adapter may
-exclude them, as `has_cache` does with gradients."""
+"""Features that a reader expects of a check of at least MANY_CELLS. They count even if no planned cell has them, since
+an adapter may exclude them, as `has_cache` excludes gradients."""
 
 
 def _as_compared(record: Record) -> Workload:
-    """The workload as it was compared: for inference, if the implementation has no backward pass."""
+    """Return the workload as it was compared: for inference only, if the implementation has no backward pass."""
     notes = () if record.agreement is None else record.agreement.notes
     has_backward = all(note.rule != "backward" for note in notes)
     return record.workload if has_backward else record.workload.with_axes({"direction": "inference"})
 
 
 def _features(workload: Workload) -> frozenset[str]:
-    """The names of a workload's features."""
+    """Return the names of the features of a workload."""
     return frozenset(name for name, has in FEATURES.items() if has(workload))
 
 
@@ -142,7 +142,7 @@ class Judgement:
 
     @cached_property
     def compared(self) -> tuple[Record, ...]:
-        """Cells with an answer that was compared with the oracle's."""
+        """Cells whose answer was compared with the answer of the oracle."""
         return tuple(record for record in self.records if record.agreement is not None)
 
     @cached_property
@@ -152,7 +152,7 @@ class Judgement:
 
     @cached_property
     def failed(self) -> tuple[Record, ...]:
-        """Cells that went wrong without a wrong answer, such as an error or a timeout."""
+        """Cells with a finding other than a wrong answer, such as an error or a timeout."""
         return tuple(record for record in self.records if record.is_finding and not record.is_wrong)
 
     @property
@@ -178,9 +178,9 @@ class Judgement:
 
     @property
     def never_tried(self) -> tuple[str, ...]:
-        """Features of planned cells, and those in EXPECTED, that no compared cell has.
+        """Features of planned cells, and the features in EXPECTED, that no compared cell has.
 
-        One entry counts the pairs of PAIRED never tried.
+        The last entry counts the pairs of features of PAIRED that no compared cell has together.
         """
         compared = [_features(_as_compared(record)) for record in self.compared]
         planned = [_features(workload) for workload in self.planned]
@@ -206,19 +206,19 @@ class Judgement:
 
     @property
     def keeps(self) -> str:
-        """Describe the memory that grows with each call, in the first cell with such memory; "" if there is none."""
+        """A description of the memory that grows with each call, in the first cell with such memory; "" if none has."""
         kept = filter(None, (record.measurement(KEPT_MEMORY) for record in self.records))
         return next((each.warnings[0] for each in kept if each.warnings and each.samples[0].value), "")
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """Accepted differences in convention, in words, without duplicates."""
+        """Accepted differences in conventions, in words, without duplicates."""
         agreements = filter(None, (record.agreement for record in self.compared))
         return tuple(dict.fromkeys(CONVENTIONS[name] for one in agreements for name in one.conventions))
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """Notes that do not affect the verdict: the first of each rule, by the rule's name."""
+        """The first note of each rule, by the name of the rule. Notes do not affect the verdict."""
         notes: dict[str, str] = {}
         for record in self.compared:
             for note in record.agreement.notes if record.agreement is not None else ():
@@ -238,7 +238,7 @@ class Judgement:
 
     @property
     def error(self) -> str:
-        """Describe the largest error of an approximation, on normally distributed inputs."""
+        """A description of the largest error of an approximation, on normally distributed inputs."""
         worst = dict[str, tuple[float, str]]()
         for record in self.compared:
             for where, share in approximation_errors(record.agreement).items() if record.agreement is not None else ():
@@ -253,7 +253,7 @@ class Judgement:
 
     @property
     def _least_precise(self) -> str:
-        """Describe the tensor with the largest error / tolerance among the imprecise ones, with its cell."""
+        """A description of the imprecise tensor with the largest error / tolerance, and of its cell."""
         seen = [
             (each.ratio or 0.0, each.tensor, probe, record.workload.id)
             for record in self.compared
@@ -265,7 +265,7 @@ class Judgement:
 
     @property
     def word(self) -> str:
-        """The verdict in a few words: `right` or `imprecise` gets `where tried` unless `is_enough`."""
+        """The verdict in a few words; without `is_enough`, `where tried` follows `right` and `imprecise`."""
         is_reserved = self.verdict in {CheckVerdict.right, CheckVerdict.imprecise} and not self.is_enough
         return f"{self.verdict} where tried" if is_reserved else str(self.verdict)
 
@@ -295,7 +295,7 @@ class Judgement:
 
 
 def judgements(results: Results) -> list[Judgement]:
-    """One judgement for each implementation with a record, in the order of the records."""
+    """Judge each implementation that has a record, in the order of the records."""
     by_name = grouped(results.records, lambda record: record.implementation)
     planned = tuple(results.plan.asked)
     return [

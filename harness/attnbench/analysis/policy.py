@@ -1,4 +1,4 @@
-"""Learn a policy from a run: the winner at each measured shape, and the cost of choosing by the nearest shape."""
+"""Learn a policy from a run: the winner at each measured shape, and the cost of using that of the nearest shape."""
 
 import math
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from attnbench.workloads.policy import (
 from attnbench.workloads.workload import Workload
 
 LOST = math.log(2.5)
-"""Log ratio charged for an implementation without a time at a shape, such as one that failed or was too slow to try."""
+"""Log ratio charged to an implementation without a time at a shape, because it failed or was too slow to try."""
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """Log time ratios of the candidates to sdpa on one workload, and the winner.
+    """Log ratios of the candidates' times to the time of sdpa on one workload, and the winner.
 
-    The winner is the fastest candidate with the verdict faster, or else sdpa.
+    The winner is the fastest candidate with the verdict faster, or sdpa if there is none.
     """
 
     workload: Workload
@@ -41,12 +41,12 @@ class Measured:
     winner: str = OTHERWISE
 
     def log(self, name: str) -> float:
-        """The log time ratio of a candidate to sdpa: 0 if the policy would call sdpa, LOST if it was not timed."""
+        """Return the log time ratio of a candidate to sdpa: 0 if the policy would call sdpa, LOST without a time."""
         return 0.0 if name == OTHERWISE else self.logs.get(name, LOST)
 
 
 def learn(run: Results) -> Policy:
-    """Learn a policy from a run; candidates are implementations that are known by name, not those in files.
+    """Learn a policy from a run; the candidates are implementations with a known name, not those in files.
 
     Raises:
         ValueError: the run used several machines, timed replayed graphs, has another baseline than `sdpa`, or has no
@@ -86,7 +86,7 @@ def learn(run: Results) -> Policy:
 
 
 def measure(run: Results) -> list[Measured]:
-    """The log ratios on each plain workload (`is_plain`) with a time of `sdpa`.
+    """Return the log ratios on each plain workload (`is_plain`) on which `sdpa` was timed.
 
     Candidates that were wrong on any workload are left out.
 
@@ -123,9 +123,10 @@ def measure(run: Results) -> list[Measured]:
 
 
 def regret(table: Sequence[Measured]) -> Regret:
-    """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload of its kind.
+    """Estimate the regret of the policy: its extra time as a share of the best choice's time, by leaving one out.
 
-    Without such a workload it uses sdpa.
+    Each workload in turn is left out and uses the winner at the nearest other workload of its kind, or sdpa if there is
+    none.
     """
     kinds = [shape_key_of(entry.workload, 0) for entry in table]
     logs = logs_of([shape_of(entry.workload) for entry in table])

@@ -1,8 +1,8 @@
 """Recommend one implementation for each workload of a run, with its lead, and the reasons why others were excluded.
 
-A search for the fastest runs in stages (processes/execution.py); this module reads the answer from its journal. Among
-implementations that are equal within the margin, PyTorch's own choice, the baseline, is preferred, then the one that
-needs least memory.
+A search for the fastest implementation runs in stages (processes/execution.py); this module reads the answer from its
+journal. If several implementations are equal to the fastest within the margin, the baseline (PyTorch's own choice) is
+preferred. If the baseline is not among them, the one that needs the least memory is preferred.
 """
 
 import math
@@ -35,9 +35,9 @@ EXCLUDED = {
     Status.timeout: "timed out",
     Status.out_of_memory: "needs too much memory",
 }
-"""Short reasons for an exclusion by status; any other status is its own reason."""
+"""Short reasons for an exclusion, by status. For any other status, the status itself is the reason."""
 LONG_FIRST = 10
-"""A first call is mentioned if it takes as long as this many later calls."""
+"""A first call is mentioned if it takes at least as long as this number of later calls."""
 OVER = "needs more memory than is allowed"
 GATHERED = "keys are gathered from their pages before the call, outside of its time"
 NOT_TIMED = "not timed before the run ended"
@@ -47,7 +47,7 @@ TOO_LONG = "not tried, predicted to take too long"
 
 @dataclass(frozen=True)
 class Exclusion:
-    """The reason for an exclusion: a short kind, by which exclusions are grouped, and a detail."""
+    """The reason for excluding an implementation: a short kind, by which exclusions are grouped, and a detail."""
 
     kind: str
     detail: str = ""
@@ -57,7 +57,7 @@ class Exclusion:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A crossover: from this value of an axis on, between `low` and `high`, `after` is faster than `before`."""
+    """A crossover on an axis: `before` is faster below the value `at`, and `after` is faster from there on."""
 
     axis: str
     at: float  # estimated value of the axis, between `low` and `high`
@@ -68,7 +68,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
-    """The factor by which another implementation is slower than the choice."""
+    """The ratio of another implementation's time to that of the choice, with its interval and verdict."""
 
     ratio: float  # the other implementation's time divided by the choice's
     low: float | None = None  # the interval of the ratio; None if the choice is not the leader, or with few processes
@@ -92,9 +92,9 @@ class Recommendation:
 
     @property
     def break_even(self) -> BreakEven | None:
-        """The calls after which the choice has paid off against the baseline.
+        """The number of calls after which the choice has made up for a first call that is longer than the baseline's.
 
-        None if the choice is the baseline, or if a time that this needs is unknown.
+        None if the choice is the baseline, or if one of the four times is unknown.
         """
         lead = self.lead(self.reference) if self.reference in self.seconds else None
         if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
@@ -107,7 +107,7 @@ class Recommendation:
 
     @property
     def has_long_first_call(self) -> bool:
-        """Whether the choice compiles, or its first call takes as long as LONG_FIRST later calls."""
+        """Whether the choice compiles, or its first call takes at least as long as LONG_FIRST later calls."""
         first_s = self.first_s.get(self.choice, 0.0)
         return self.compiles or first_s >= LONG_FIRST * self.seconds.get(self.choice, math.inf)
 
@@ -127,9 +127,10 @@ class Recommendation:
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """The factor by which another implementation is slower than the choice; None if unknown.
+        """Return the factor by which another implementation is slower than the choice; None if unknown.
 
-        There is an interval only if the choice is the leader. Otherwise the verdict is relative to the leader.
+        If the choice is the leader (the fastest), there is an interval. Otherwise there is none, and the verdict is
+        relative to the leader.
         """
         stands = self.standing
         if stands is None or other == self.choice:
@@ -140,12 +141,12 @@ class Recommendation:
         return Lead(ratio=self.seconds[other] / self.seconds[self.choice], verdict=self.verdict(other))
 
     def verdict(self, name: str) -> Verdict:
-        """The verdict on another implementation relative to the leader; undecided if unknown."""
+        """Return the verdict on another implementation relative to the leader; undecided if there is none."""
         judged = None if self.standing is None else self.standing.others.get(name)
         return Verdict.undecided if judged is None else judged.verdict
 
     def facts(self) -> dict[str, Any]:
-        """The recommendation as fields of JSON: those of `reports.verdict.Choice` without its answer."""
+        """Return the recommendation as fields of JSON: those of `reports.verdict.Choice`, except the answer."""
         leads = {name: self.lead(name) for name in self.seconds}
         return {
             "workload": self.workload.id,
@@ -165,7 +166,7 @@ class Recommendation:
 
 
 def recommend(results: Results, *, memory_bytes: int = 0, is_deterministic: bool = False) -> list[Recommendation]:
-    """One recommendation for each requested workload, in the order of the plan.
+    """Recommend an implementation for each requested workload, in the order of the plan.
 
     `memory_bytes` limits the memory of a call beyond its inputs (0: no limit). `is_deterministic` excludes
     implementations whose answers vary between calls.
@@ -214,7 +215,7 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
 
 
 def _exclusion(record: Record, spec: str, memory_bytes: int, *, is_deterministic: bool) -> Exclusion | None:
-    """Why a record's implementation is not a candidate; None if it is one."""
+    """Return why the implementation of a record is not a candidate; None if it is a candidate."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
@@ -233,21 +234,21 @@ def _exclusion(record: Record, spec: str, memory_bytes: int, *, is_deterministic
 
 
 def compiles(spec: str) -> bool:
-    """Whether an implementation compiles code for each size, as its option or the catalogue says."""
+    """Return whether an implementation compiles code for each size, according to its option or the catalogue."""
     base, option = variant(spec)
     return bool(option) or bool(catalogue()["facts"].get(base, {}).get("compiles"))
 
 
 def peak_bytes(record: Record) -> float | None:
-    """Peak memory of a call beyond its inputs, in bytes; None if it was not measured."""
+    """Return the peak memory of a call beyond its inputs, in bytes; None if it was not measured."""
     samples = record.samples(PEAK_MEMORY)
     return samples[0].value if samples else None
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """Comparisons of two implementations by value of the ladder's axis, where they share blocks.
+    """Compare two implementations at each value of the ladder's axis at which they share blocks; return all by value.
 
-    Comparisons with doubtful times are undecided.
+    A comparison with doubtful times is undecided.
     """
     seen, arms = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():

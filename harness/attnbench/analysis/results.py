@@ -1,6 +1,6 @@
-"""A run, read back and judged: its records, disturbed blocks, and impossible times.
+"""Read a run back and judge it: its records, disturbed blocks, and impossible times.
 
-The journal holds raw samples only (storage/journal.py), so that old runs are judged by today's rules.
+The journal has raw samples only (storage/journal.py), so that old runs are judged by today's rules.
 """
 
 from collections import Counter
@@ -28,14 +28,14 @@ from attnbench.storage.records import (
 )
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
-"""End of the warnings about a run whose journal was damaged."""
+"""End of the warnings about a run whose journal was damaged; {} is the number of lines."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
-    """One run as read back: its plan, its records in the plan's order, and whether it finished.
+    """One run as read from its journal: its plan, its records in the plan's order, and whether it finished.
 
-    Results compare by identity, so that `lru_cache` can hold values derived from them: do not modify them.
+    Results compare by identity, so that `lru_cache` can store values derived from them: do not modify them.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class Results:
 
     @property
     def has_digests(self) -> bool:
-        """Whether the journal has digests, which reveal edited numbers."""
+        """Whether the journal has digests, which reveal numbers that were edited later."""
         return self.started.schema >= FIRST_WITH_DIGESTS
 
     @property
@@ -76,14 +76,14 @@ class Results:
 
     @property
     def num_left_out(self) -> int:
-        """Number of planned cells without a result in a finished run, such as for lack of time; 0 in others."""
+        """Number of planned cells without a result in a finished run, as if time ran out; 0 in an unfinished run."""
         unasked = set(self.plan.unasked)
         concluded = sum(record.workload.id not in unasked for record in self.records)
         return 0 if self.elapsed_s is None else self.plan.num_cells - concluded
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that measured the cells, in the order of the records; empty unless the run used several machines."""
+        """Names of the hosts that measured the cells, in the order of the records; empty for a single machine."""
         return tuple(dict.fromkeys(record.host for record in self.records if record.host))
 
     @property
@@ -104,7 +104,7 @@ def read(path: Path) -> Results:
 
 
 def judge(folder: Path, state: State) -> Results:
-    """Judge the state of the run in `folder` by today's rules.
+    """Derive the results of the run in `folder` from its state, by today's rules.
 
     Raises:
         DamagedError: the state has no run.
@@ -137,7 +137,7 @@ def judge(folder: Path, state: State) -> Results:
 
 
 def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
-    """One record for each finished cell, in the plan's order."""
+    """Yield a record for each finished cell, in the plan's order."""
     order = {workload.id: place for place, workload in enumerate(started.plan.workloads)}
     for key, status in sorted(state.status.items(), key=lambda item: order[item[0][0]]):
         workload, arm = key
@@ -156,7 +156,7 @@ def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
 
 
 def _times(state: State, key: Key) -> Iterator[Measurement]:
-    """The times of a cell as a measurement; none without samples."""
+    """Yield the times of a cell as one measurement; nothing without samples."""
     workload, arm = key
     if samples := state.samples.get(workload, {}).get(arm):
         yield Measurement(metric=LATENCY, unit="s", samples=samples)

@@ -1,7 +1,8 @@
 """Flag suspicious numbers of a run: load from other work, impossible times, and warnings by cell.
 
-A time is `invalid` if arithmetic forbids it, and gets a warning if it is only unlikely. Judged on read from raw
-samples, so that better rules apply to old runs. Reasons for these rules: docs/adr/0014.
+A cell is `invalid` if arithmetic shows that its time is impossible, and gets a warning if its time is only unlikely.
+The rules are applied to raw samples when a run is read, so that better rules apply to old runs, too. Reasons for these
+rules: docs/adr/0014.
 """
 
 import functools
@@ -24,18 +25,19 @@ from attnbench.units import percent, sanitize_line, show, significant
 from attnbench.workloads import counts
 
 SLACK = 2.0
-"""Factor by which the machine may be faster during timing than while its ceilings were measured, since clocks and other
-load change. The spread of the ceiling multiplies it, and so does the load if it exceeded one process per core."""
+"""Factor by which the machine may be faster during timing than during the measurement of its ceilings (the fastest
+matrix product and copy), since clocks and other load change. It is multiplied by the spread of the ceiling and, if the
+load exceeded one process per core, by this load."""
 READING = 1.5
-"""Factor by which reading may be faster than copying, since a copy may fetch each cache line that it writes."""
+"""Factor by which reading may be faster than copying, since a copy may also read each cache line that it writes."""
 Warnings = dict[Key, tuple[Warned, ...]]
 
 FAULT_S = 0.25e-6  # least seconds that a minor page fault takes
 NOTED_FAULTS, LARGEST_FAULTS = 0.05, 0.9
-"""NOTED_FAULTS: share of the time spent on page faults above which there is a warning; LARGEST_FAULTS: limit of the
-estimated share."""
+"""NOTED_FAULTS: share of a call's time spent on page faults above which there is a warning. LARGEST_FAULTS: upper limit
+of the estimate of this share."""
 MOST = 0.5
-"""A flag in more than this share of the samples is a property of the call, not a passing disturbance."""
+"""A flag in more than this share of the samples is a property of the call, and not a passing disturbance."""
 ON_A_QUEUE = {
     Flag.host_bound: Warn.host_bound.says("host-bound: the device is done before the host has issued the call"),
     Flag.host_near: Warn.host_near.says(
@@ -46,16 +48,16 @@ ON_A_QUEUE = {
         "the host waits for the device inside the call: it synchronises, or launches more than the queue holds"
     ),
 }
-"""Warnings by the flag that most samples of a cell have, on devices with a queue of work."""
+"""Warnings by the flag that most samples of a cell have, on devices that execute calls from a queue."""
 APART, SHORTEST_S = 0.1, 20e-6
-"""APART: largest relative excess of a call's kernel time over its time without a warning; SHORTEST_S: kernel times
-below this, in seconds, are not judged."""
-FALL = 0.05  # largest relative fall of a clock within a visit without a warning
+"""APART: there is a warning if a call's kernel time exceeds the time of the call by a larger share than this.
+SHORTEST_S: kernel times below this, in seconds, are not judged."""
+FALL = 0.05  # there is a warning if the clock falls by a larger share than this within a visit
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemLoad:
-    """Shares of the time of all processors, and the least memory that was free at the start of a process."""
+    """Shares of the processors' time that other work took, and the least free memory at the start of a process."""
 
     stolen: float  # share used by the hypervisor: 0.05 is 5 %
     others: float  # share used by other processes
@@ -63,11 +65,11 @@ class SystemLoad:
 
 
 def system_load(history: Iterable[WorkerStarted | RunFinished], timed: Collection[int]) -> SystemLoad | None:
-    """The load during a run; None without counters, as on a simulated machine.
+    """Compute the load from other work during a run; None without counters, as on a simulated machine.
 
-    The load is that from the start of each worker to its end; the last worker of a killed run has no end and is left
-    out. `timed` are the indices in `history` of workers that timed something. If there are any, only these count,
-    because load during checks does not affect any time.
+    The load is counted from the start of each worker process to its end. The last worker of a killed run has no end and
+    is left out. `timed` has the indices in `history` of workers that timed something. If there are any, only these
+    workers count, because load during checks does not affect any time.
     """
     spans: dict[int, tuple[Counters, Counters]] = {}
     start: Counters | None = None
@@ -99,9 +101,10 @@ def flag_impossible_times(
     *,
     is_cold: bool,
 ) -> tuple[tuple[Record, ...], Warnings]:
-    """Mark impossible times `invalid` and remove their numbers; return the records and the warnings by cell.
+    """Mark impossible times `invalid` and remove their numbers; return the records, and the warnings by cell.
 
-    `ceilings` are by host name and hardware; `slow` are the warnings of `slowdown_warnings` by workload id.
+    `ceilings` are keyed by host name and hardware. `slow` has the warnings of `slowdown_warnings`, by workload id. With
+    `is_cold`, data did not come from caches.
     """
     kept, warnings = [], Warnings()
     for record in records:
@@ -124,7 +127,7 @@ def _share(record: Record, flag: Flag) -> float:
 
 
 def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Yield warnings about work on other streams and rates above a ceiling; True means that the time must be wrong."""
+    """Yield warnings about work on other streams and impossible rates; True means that the time must be wrong."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
         text = "it leaves work on another stream, which is still running when the current stream is done"
@@ -153,7 +156,7 @@ def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iter
 
 
 def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
-    """Warnings about a cell that follow from its record and its `time`; none unless its status is ok."""
+    """Yield the warnings about a cell that follow from its record and its `time`; none unless its status is ok."""
     if record.status is not Status.ok:
         return
     if record.message:
@@ -180,14 +183,14 @@ def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
 
 
 def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
-    """All reasons that slowed the device, as the bits of CLOCK_EVENTS in devices/nvml.py; 0 for none."""
+    """Return all reasons that slowed the device, as bits of CLOCK_EVENTS in devices/nvml.py; 0 for none."""
     return _union(state for visit in visits for state in visit) & SLOWING
 
 
 def slowdown_warnings(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
-    """Yield a warning if the clock typically fell by more than FALL within a workload's visits.
+    """Yield a warning if the device's clock fell by more than FALL in a typical visit of one workload.
 
-    Such a fall affects times, and ratios less.
+    Such a fall affects times more than ratios of times.
     """
     visits = list(visits)
     falls = [_fall(visit) for visit in visits]
@@ -198,7 +201,7 @@ def slowdown_warnings(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warne
 
 
 def _fall(visit: Sequence[DeviceState]) -> float:
-    """The largest fall of the clock within a visit, as a share of the highest clock before it."""
+    """Return the largest fall of the clock within a visit, as a share of the highest clock before it."""
     clocks = np.array([state.clock_mhz for state in visit if state.clock_mhz > 0])
     return float((1 - clocks / np.maximum.accumulate(clocks)).max(initial=0.0))
 
@@ -208,7 +211,7 @@ def _union(states: Iterable[DeviceState]) -> int:
 
 
 def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned]:
-    """Warn of a call's page faults if their estimated share of its time exceeds NOTED_FAULTS."""
+    """Yield a warning about page faults if their estimated share of a call's time exceeds NOTED_FAULTS."""
     num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
     share = min(num_faults * FAULT_S / time.point, LARGEST_FAULTS)
     if share <= NOTED_FAULTS:

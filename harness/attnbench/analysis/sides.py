@@ -1,4 +1,4 @@
-"""Match the cells of two states of the code, and find those that were lost, went wrong or were not tried."""
+"""Match the cells of two states of the code; find cells that were lost, went wrong or were not tried."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Match:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the cell is ok in both states."""
+        """Whether the cell exists in both states and is ok in both."""
         return [record.status for record in self.records] == [Status.ok, Status.ok]
 
     def __str__(self) -> str:
@@ -37,13 +37,13 @@ def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
-    """Split the records into the base's and the candidate's."""
+    """Split the records of a session with two sides into those of the base and those of the candidate."""
     base = [record for record in results.records if record.side == BASE]
     return base, [record for record in results.records if record.side != BASE]
 
 
 def failed(results: Results) -> list[tuple[Record, str]]:
-    """Cells of the candidate that are wrong, failed, or no longer ok as in the base, each with a description."""
+    """Return the candidate's cells that are wrong, failed, or ok only in the base, each with a description."""
     failures = []
     for match in matched(*by_side(results)):
         record, before = match.candidate, None if match.base is None else match.base.status
@@ -58,14 +58,14 @@ def failed(results: Results) -> list[tuple[Record, str]]:
 
 
 def losses(results: Results) -> list[str]:
-    """Regressions of the candidate besides speed, one line each: lost implementations, and the cells of `failed`."""
+    """List regressions of the candidate except those of speed, one line each: lost implementations and failed cells."""
     sides = results.plan.sides
     assert sides is not None
     return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
 
 
 def untried(results: Results) -> list[str]:
-    """Cells that are ok on one side and were ruled out by a prediction on the other, one line each."""
+    """List the cells that are ok on one side and were skipped by a prediction on the other, one line each."""
     lines = []
     for match in matched(*by_side(results)):
         if Status.ok in {record.status for record in match.records}:

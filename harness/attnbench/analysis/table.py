@@ -1,8 +1,9 @@
-"""The table of cells: one row for each cell of a run, the source of every report, plot, export and history.
+"""The table of cells, with one row for each cell (one implementation on one workload) of a run.
 
-A row has every axis of the workload, the status, the times, every measured metric, counts, rates and the operators that
-ran. Within a run, no two rows share all axes, implementation and side. A missing value is NaN or NA in the table and
-None in `rows`, never 0. Form of the table: H. Wickham, Tidy Data, 2014, https://doi.org/10.18637/jss.v059.i10.
+It is the source of every report, plot, export and history. A row has every axis of the workload, the status, the times,
+every measured metric, counts, rates and the operators that ran. Within a run, no two rows share all axes,
+implementation and side. A missing value is NaN or NA in the table and None in `rows`, never 0. Form of the table: H.
+Wickham, Tidy Data, 2014, https://doi.org/10.18637/jss.v059.i10.
 
 pandas is imported inside the functions: its import takes as long as reading a small run, and neither measuring nor
 comparing needs it.
@@ -67,23 +68,21 @@ CELL_COLUMNS = {
     "num_tensors": NEVER_MISSING,
     **dict.fromkeys(("diagnosis", "warnings", "fingerprint"), TEXT),
 }
-"""Columns that are always present, with their types.
+"""Columns that are always present, with their types. Columns of measured metrics follow.
 
-Columns of measured metrics follow.
-
-Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
-baseline's latency, comparable between cells of one workload. `margin` is the smallest relative difference that matters,
-`reason` why a comparison is undecided, `doubtful` why a cell's own time is doubtful. `is_same_kernel` is whether the
-baseline ran the same operators and kernels, `allocator` how freed memory was handled. `matmul_share` is `flops_per_s`
-divided by the rate of the run's fastest matrix product. `error_ratio` is the largest error / tolerance over
-`num_tensors` tensors, missing if an error is not finite or nothing was compared.
+Times are seconds of one call; `_low` and `_high` are the ends of 95 % intervals. `paired_latency_s` is the ratio times
+the baseline's latency, comparable between cells of one workload. `margin` is the smallest relative difference that
+matters. `reason` says why a comparison is undecided, and `doubtful` why the cell's own time is doubtful.
+`is_same_kernel` says whether the baseline ran the same operators and kernels, and `allocator` how freed memory was
+handled. `matmul_share` is `flops_per_s` divided by the rate of the run's fastest matrix product. `error_ratio` is the
+largest error / tolerance over `num_tensors` tensors; it is missing if an error is not finite or nothing was compared.
 """
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricColumn:
-    """The column of a metric; smaller is better."""
+    """The column of a metric, of which smaller values are better."""
 
     name: str  # of the column: the metric, with its unit at the end
     metric: str
@@ -97,11 +96,11 @@ class MetricColumn:
 
 
 def load(*paths: Path | str) -> "pd.DataFrame":
-    """Every cell of the runs at `paths`: one row each, with its axes, status, time, ratio and measured metrics.
+    """Read the runs at `paths` into a data frame with one row for each cell: axes, status, time, ratio and metrics.
 
-    A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
-    bytes; `latency_low_s`, `ratio_high` and similar columns bound 95 % intervals. The baseline's own ratio is 1. Rates
-    are of useful FLOPs (workloads/counts.py).
+    A cell is one implementation on one workload. A path is a run's folder, its journal, or a results folder that
+    contains runs/. Times are in seconds per call, and sizes in bytes. Columns such as `latency_low_s` and `ratio_high`
+    are the ends of 95 % intervals. The baseline's own ratio is 1. Rates are of useful FLOPs (workloads/counts.py).
 
     Raises:
         ValueError: nothing can be read there; the message explains why.
@@ -113,9 +112,10 @@ def load(*paths: Path | str) -> "pd.DataFrame":
 
 
 def samples(*paths: Path | str) -> "pd.DataFrame":
-    """Every raw sample of every metric, in time order within its cell, with its process, visit, block and slot.
+    """Read all raw samples of all metrics into a data frame, in time order within each cell.
 
-    Paths are those of `attnbench.table`. `value` is in `unit`.
+    A row has the process, visit, block and slot of the sample, and its `value` in `unit`. Paths are as in
+    `attnbench.table`.
 
     Raises:
         ValueError: nothing can be read there; the message explains why.
@@ -128,7 +128,7 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
 
 @lru_cache(maxsize=1)
 def table(results: Results) -> "pd.DataFrame":
-    """The table of one run in the order of the plan, cached: do not modify it."""
+    """Return the table of one run, in the order of the plan. It is cached: do not modify it."""
     cells = _frame(list(_cells(results)), CELL_COLUMNS)
     twice = cells[cells.duplicated(list(CELL))]
     assert twice.empty, f"two rows of one cell: {twice[['workload', 'implementation', 'side']].to_dict('records')}"
@@ -136,13 +136,13 @@ def table(results: Results) -> "pd.DataFrame":
 
 
 def rows(cells: "pd.DataFrame") -> list[Row]:
-    """The rows of a table, or of a part of one, as dictionaries with None for missing values."""
+    """Return the rows of a table, or of a part of it, as dictionaries with None for missing values."""
     bare = cells.to_numpy(dtype=object, na_value=None)  # type: ignore[arg-type]
     return [dict(zip(cells.columns, row, strict=True)) for row in bare.tolist()]
 
 
 def metric_columns(results: Results) -> list[MetricColumn]:
-    """Columns of the metrics that some cell of the run has, without times and metrics that are not `is_column`."""
+    """Return the columns of all metrics in the run, except times and metrics that are not `is_column`."""
     known = plugins.plugs("attnbench.metrics", "METRIC")
     measured = {one.metric: one for record in results.records for one in metrics_of(record)}
     columns = []
@@ -156,7 +156,8 @@ def metric_columns(results: Results) -> list[MetricColumn]:
 def by_length(members: Sequence[T], workload_of: Callable[[T], Workload]) -> dict[tuple[str, str], list[T]]:
     """Group cells by the length that varies and the other length: ("kv_len", "T=1"), or ("seq_len", "") if T = S.
 
-    The axis is kv_len if all cells have the same query length and key lengths differ; otherwise it is seq_len.
+    The varying length is kv_len if all cells have the same query length and their key lengths differ; otherwise it is
+    seq_len.
     """
     workloads = [workload_of(each) for each in members]
     is_decoding = len({each.seq_len for each in workloads}) == 1 < len({each.kv_len for each in workloads})
@@ -171,12 +172,12 @@ def by_length(members: Sequence[T], workload_of: Callable[[T], Workload]) -> dic
 
 
 def arm_of(row: Row) -> Arm:
-    """The arm of a row: its implementation and side."""
+    """Return the arm of a row: its implementation and side."""
     return Arm(implementation=row["implementation"], side=row["side"] or "")
 
 
 def runs_at(path: Path) -> list[Path]:
-    """Runs at a path: the run itself, or all runs below the folder.
+    """Find the runs at a path: the run itself, or all runs below the folder.
 
     Raises:
         ValueError: there is no run.
@@ -195,7 +196,7 @@ def _results(paths: Iterable[Path | str]) -> list[Results]:
 
 
 def _frame(cells: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
-    """A table of rows with `columns` first; text columns have a type with NA even if they are empty."""
+    """Build a table of rows with `columns` first; text columns have a type with NA, even without any value."""
     import pandas as pd
 
     others = (column for row in cells for column in row)
@@ -245,7 +246,7 @@ def _identity(record: Record) -> Row:
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
-    """Time and rate of a cell, also as a share of the fastest matrix product; without a time, counts of 0."""
+    """Return the time and rates of a cell, with the share of the fastest matrix product; counts of 0 without a time."""
     if time is None:
         return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
     flops_per_s = counts.useful_flops(record.workload) / time.point
@@ -266,7 +267,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
 
 
 def _of_batch(record: Record, time: Estimate | None, results: Results) -> Row:
-    """Rates of a batch of requests: cache bytes per second, also as a share of a copy's rate, and tokens per second."""
+    """Return rates of a batch of requests: cache bytes per second, their share of a copy's rate, tokens per second."""
     if time is None or not record.workload.requests:
         return {}
     num_bytes = counts.cache_bytes(record.workload)
@@ -295,7 +296,7 @@ def _verdict(compared: Comparison | None) -> Row:
 
 
 def _paid(found: BreakEven | None) -> Row:
-    """The calls after which a cell's first call has paid off; empty if first calls were not measured."""
+    """Return the columns about the calls after which a first call has paid off; empty if it was not measured."""
     if found is None:
         return {}
     numbers = {"paid_after_calls": found.calls, "paid_after_low": found.low, "paid_after_high": found.high}
@@ -303,12 +304,12 @@ def _paid(found: BreakEven | None) -> Row:
 
 
 def metrics_of(record: Record) -> Iterator[Measurement]:
-    """All measurements of a cell except its times, which have columns of their own."""
+    """Return all measurements of a cell except its times, which have columns of their own."""
     return (one for one in record.measurements if one.metric != LATENCY and one.samples)
 
 
 def _column(measurement: Measurement) -> str:
-    """The metric with its unit at the end: peak_memory in bytes is `peak_memory_bytes`."""
+    """Return the metric's name with its unit at the end: peak_memory in bytes becomes `peak_memory_bytes`."""
     unit = "".join(letter if letter.isalnum() else "_" for letter in measurement.unit.lower().replace("/", "_per_"))
     return measurement.metric if not unit or measurement.metric.endswith(f"_{unit}") else f"{measurement.metric}_{unit}"
 

@@ -1,10 +1,10 @@
-"""Every warning by name: a closed list, explained by `attnbench explain NAME`. `--json` includes the name."""
+"""The names of all warnings. `attnbench explain NAME` explains them, and `--json` includes them."""
 
 import enum
 
 
 class Warn(enum.StrEnum):
-    """The names of all warnings: about a session, about the time of a cell, and about a run as a whole."""
+    """The name of a warning about a session, about the time of a cell, or about a run as a whole."""
 
     contention = "contention"
     waiting_threads = "waiting_threads"
@@ -35,7 +35,7 @@ class Warn(enum.StrEnum):
     clock_fell = "clock_fell"
 
     def says(self, text: str) -> "Warned":
-        """Create the warning of this name with this sentence."""
+        """Create a warning with this name and this text."""
         warned = Warned(text)
         warned.name = self
         return warned

@@ -1,12 +1,12 @@
 """Check a function on captured inputs: `attnbench check FILE:NAME --replay tensors.pt`.
 
-The file is a dictionary that torch.save wrote: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) and, if the
-call had them, mask (boolean, True where visible, or additive; broadcastable to (B, H, T, S)), scale, is_causal (aligned
-at the start) and gradient (B, H, T, V), that of the output. Strides are kept. The right answer is computed head by head
-in float64.
+The file tensors.pt is a dictionary that torch.save wrote: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) and,
+if the call had them, mask (boolean, True where visible, or additive; broadcastable to (B, H, T, S)), scale, is_causal
+(query i sees keys 0..i) and the gradient of the output (B, H, T, V). Strides are kept. The right answer is computed
+head by head in float64.
 
-`python -m attnbench.captured.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file: foreign
-code runs in that process alone, and the judge in another one.
+`python -m attnbench.captured.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file. Foreign
+code runs only in that process; the judge runs in another one.
 """
 
 import math
@@ -37,7 +37,7 @@ def load(file: Path) -> dict[str, Any]:
     """Load captured inputs by name (see the module), without executing anything from the file.
 
     Raises:
-        ValueError: the file holds no captured inputs; the message lists the entries.
+        ValueError: the file contains no captured inputs; the message lists the entries.
     """
     try:
         saved: dict[str, Any] = torch.load(file, weights_only=True)
@@ -65,7 +65,7 @@ def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file hol
 
 
 def settings(saved: dict[str, Any]) -> dict[str, Any]:
-    """The captured call as axes of a workload; a captured mask tensor has no axis, and `is_causal` is mask=causal."""
+    """Return the axes of a captured call as a workload; `is_causal` becomes mask=causal, a mask tensor has no axis."""
     query, value = saved["query"], saved["value"]
     axes: dict[str, Any] = dict(zip(("batch_size", "num_heads", "seq_len", "head_dim"), query.shape, strict=True))
     axes |= dict(zip(("num_kv_heads", "kv_len", "value_dim"), value.shape[1:], strict=True))
@@ -86,12 +86,12 @@ class CapturedMask(RowMask):
     added: Tensor
 
     def changed(self, scores: Tensor) -> Tensor:
-        """The scores (B, H, R, S) plus the captured mask."""
+        """Add the captured mask to the scores (B, H, R, S) of R queries."""
         return scores + self.added[self.batch, self.heads].to(scores)
 
 
 def reference(saved: dict[str, Any]) -> Reference:
-    """The right answer to the captured inputs, with the limits of each tensor.
+    """Compute the right answer to the captured inputs, with the limits of each tensor's error.
 
     Raises:
         ValueError: shapes of the inputs do not fit together, or the right answer is not finite.
@@ -122,9 +122,9 @@ def reference(saved: dict[str, Any]) -> Reference:
 
 
 def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
-    """The function's output and, if a gradient was captured, gradients of its inputs, by name.
+    """Call the function; return its output and, if a gradient was captured, the gradients of its inputs, by name.
 
-    They are converted to float64 on the CPU.
+    The results are converted to float64 on the CPU.
 
     Raises:
         ValueError: `spec` is no function of query, key and value, or has no parameter for a captured entry.
@@ -161,10 +161,10 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
-    """Compare the answers in a file from `answer` with the right ones, and the inputs there with the captured ones.
+    """Compare the answers in a file that `answer` wrote with the right ones, and its inputs with the captured ones.
 
     Raises:
-        ValueError: the file holds no answers, or they have the wrong shapes.
+        ValueError: the file contains no answers, or they have the wrong shapes.
     """
     try:
         written: Any = torch.load(file, weights_only=True)
@@ -181,7 +181,7 @@ def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
 
 
 def answer(spec: str, file: str, answers: str) -> None:
-    """Write the function's answers to the inputs in a file, and these inputs after the call, into another file."""
+    """Call the function on the inputs in `file`; write its answers, and the inputs after the call, into `answers`."""
     saved = load(Path(file))
     torch.save({"answers": called(spec, saved), "inputs": {name: saved[name].detach() for name in QKV}}, answers)
 

@@ -1,6 +1,6 @@
-"""A wrong answer as a script that needs only torch: repro.py, its tensors in repro.pt, and a copy of the file.
+"""Write a script that reproduces a wrong answer and needs only torch: repro.py, its tensors, and a copy of the code.
 
-`python -m attnbench.captured.repro` reads a `Request` from standard input: foreign code runs in that process alone.
+`python -m attnbench.captured.repro` reads a `Request` from standard input. Foreign code runs only in that process.
 """
 
 import inspect
@@ -90,7 +90,7 @@ sys.exit(int(not (float(apart.max()) <= saved["allowed"] and rms <= saved["allow
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A wrong tensor to show in a script."""
+    """A request to write a script that reproduces one wrong tensor."""
 
     spec: str  # of the implementation
     workload: Workload
@@ -98,11 +98,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seed: int  # of the input
     error: TensorError
     words: str  # about the fault, for the script's docstring
-    folder: str  # gets the script and its files
+    folder: str  # folder into which the script and its files are written
 
 
 def reason_against(workload: Workload, error: TensorError) -> str:
-    """Return why a script cannot show a wrong tensor, or ""."""
+    """Return why a script cannot reproduce a wrong tensor; "" if it can."""
     if workload.scope == "module":
         return f"{NOT_A_FUNCTION}: add --set scope=attention"
     if workload.sinks != "none" or workload.rotary != "none" or not workload.mask_rule.is_additive:
@@ -114,7 +114,7 @@ def write(request: Request) -> Path:
     """Write the script and its files into the folder of the request; return the script's path.
 
     Raises:
-        ValueError: no script can show the wrong tensor, or import the function.
+        ValueError: a script cannot reproduce the wrong tensor, or cannot import the function.
     """
     workload, error = request.workload, request.error
     if reason := reason_against(workload, error):

@@ -1,8 +1,8 @@
 """Check by probes and rules whether an implementation is right, and whether it is still right while it is timed.
 
-In a refereed sample each timed call has its own inputs: the usual ones with the signs of some columns flipped. That
-changes every score, so no answer follows from an earlier one. A seed determines the columns, so that the judge can
-derive each call's inputs from the timed ones, which it draws as the runner does.
+In a session with `--referee`, the calls of a sample are judged afterwards. Each call has its own inputs: the timed
+inputs with the signs of random columns flipped. This changes every score, so code cannot reuse an earlier answer. A
+seed determines the columns, so that the judge, which is another process, can draw the same inputs.
 """
 
 import random
@@ -18,7 +18,7 @@ from attnbench.case import Case, Inputs, generator, grad_value, laid_out, output
 from attnbench.checking import (
     dropout,
     oracle,
-    page_rules,  # noqa: F401 - it adds its rules to the others
+    page_rules,  # noqa: F401 - imported to add its rules to rules.RULES
     rules,
     side_effects,
 )
@@ -43,21 +43,21 @@ from attnbench.workloads.workload import Workload
 GRAPH_USED_UP = "backward through the graph a second time"  # torch's message
 NUM_ROWS = 8  # query rows that the oracle computes for a timed call, besides those of `Reference.at_suspects`
 MOST_WHOLE_PAIRS = 2**20
-"""Up to this many scores (B * H * T * S) the oracle computes all rows once for each cell."""
+"""Up to this many scores (B * H * T * S), a thorough `judge` computes every row with the oracle."""
 ROWWISE = "gradient of query"
-"""In scope `attention`, row t of this gradient depends on row t of the output's gradient alone: a few rows suffice."""
-NUM_EARLIER = 32  # the number of earlier calls whose right answers a wrong output is compared with
+"""In scope `attention`, row t of this gradient depends only on row t of the output's gradient, so few rows suffice."""
+NUM_EARLIER = 32  # a wrong output is compared with the right answers to this many earlier calls
 
 Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]
-"""A call, and a function that turns its result into tensors by name afterwards (Case.observed_call)."""
+"""A function that makes a call, and one that turns its result into tensors by name: see `Case.observed_call`."""
 
 
 def check(
     references: References, implementation: Implementation, known: RulesAt | None = None, rejects: Collection[str] = ()
 ) -> Agreement:
-    """Compare an implementation with all references, as `compare` does, and diagnose it if it is wrong.
+    """Compare an implementation with the references as `compare` does, and diagnose it if it is wrong.
 
-    An approximate implementation gets no diagnosis.
+    The arguments are those of `compare`. An approximate implementation gets no diagnosis.
     """
     agreement = compare(references, implementation, known, rejects)
     is_wrong = agreement.grade is Grade.wrong and not implementation.is_approximate
@@ -67,11 +67,15 @@ def check(
 def compare(
     references: References, implementation: Implementation, known: RulesAt | None = None, rejects: Collection[str] = ()
 ) -> Agreement:
-    """Compare an implementation with the references of all probes and try the rules; its exceptions propagate.
+    """Compare an implementation with the references of all probes, and try the rules.
 
-    If a call changes its inputs or other shared state, that is the only result. `known` holds results of the rules at
-    other workloads, which may share their short length; new results are added to it. `rejects` are the members of
-    EMPTY_ROWS and HIDDEN_NAN that count as findings here instead of as notes or conventions.
+    If a call changes its inputs or other shared state, this violation is the only result. `known` contains results of
+    rules at other workloads, which may have the same short workload as this one; new results are added. `rejects` may
+    contain EMPTY_ROWS and HIDDEN_NAN: these behaviours then make an implementation wrong instead of being only noted.
+
+    Raises:
+        ValueError: no probe can show anything here, because correct code overflows in the workload's dtype.
+        Exception: any other error that the implementation raises.
     """
     workload, on_step = references.workload, references.on_step
     results = list[ProbeResult]()
@@ -101,7 +105,7 @@ def compare(
             return _broken(OUTPUTS_APART, KEPT)
         raise
     found: tuple[RuleResult, ...] = ()
-    # Code that computes float64 in float32 would break rules here, and their results would count in other dtypes.
+    # Code that computes float64 in float32 would break rules here, and `known` would pass that on to other dtypes.
     is_narrow = workload.dtype == "float64" and not all(each.agrees for probe in results for each in probe.tensors)
     if not (references.is_brief or implementation.is_approximate or is_narrow):
         found = rules.examine(implementation, references, {} if known is None else known, rejects)
@@ -117,15 +121,15 @@ def compare(
 
 
 def _broken(rule: str, found: str) -> Agreement:
-    """The agreement of a candidate that breaks a rule before anything can be compared."""
+    """Create the agreement of a candidate that broke `rule` in a probe's call, so that nothing else counts."""
     return Agreement(oracle=oracle.NAME, probes=(), rules=(RuleResult(rule=rule, holds=False, found=found),))
 
 
 def verify(case: Case, reference: Reference) -> str:
     """Check a case between timings; return a description of its error, or "".
 
-    The timed tensors hold the reference's inputs meanwhile, which exposes memoized answers. With dropout, the answer is
-    compared at dropout 0, and the dropped weights are checked separately.
+    During the check the timed tensors contain the inputs of `reference`, so that a memoized answer to the timed inputs
+    is wrong. With dropout, the output is compared at dropout 0, and the dropped weights are checked separately.
     """
     share = case.workload.dropout
     try:
@@ -148,14 +152,14 @@ def verify(case: Case, reference: Reference) -> str:
 
 
 def _in_words(probe: str, *found: TensorError) -> str:
-    """Describe the worst error of a timed call; "" if every tensor agrees."""
+    """Describe the worst error of a timed call on inputs named `probe`; return "" if every tensor agrees."""
     if all(each.agrees for each in found):
         return ""
     return describe(Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe=probe, tensors=found),)))
 
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:
-    """The inputs of call `number` of a refereed sample: each column (last axis) of each tensor gets a random sign."""
+    """Flip the signs of random columns (last axis) of each tensor, for call `number` of a sample with `seed`."""
     draws = generator(workload.seed, 7, seed, number)
     tensors = {}
     for name, tensor in inputs.tensors.items():
@@ -165,7 +169,7 @@ def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs
 
 
 def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Observed]:
-    """Prepare the calls of a refereed sample on `inputs`; for direction `backward`, run the forward passes."""
+    """Prepare calls, each on `inputs` with other signs (see `turned`); for direction `backward`, run forward passes."""
     needs_grad = case.workload.direction != "inference"
     calls = []
     for number in range(num_calls):
@@ -186,12 +190,12 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     is_thorough: bool,
     on_step: Callable[[], object] = lambda: None,
 ) -> str:
-    """Check the tensors `observed` from call `number` of a refereed sample; return a description of the error, or "".
+    """Check the tensors `observed` from call `number` of a sample with `seed`; return the error in words, or "".
 
-    `drawn` are the timed float64 inputs. `judge_seed`, which the runner never has, selects the rows that the oracle
-    computes. Of gradients only the query's is compared, in scope `attention`, at these rows. With `is_thorough` every
-    row of the output is compared with a plain textbook evaluation or, at short lengths, every tensor with the oracle.
-    `on_step` is called before each part of the oracle's work.
+    `drawn` are the timed inputs in float64, before signs are flipped. `judge_seed`, which the code under test never
+    gets, selects the query rows that the oracle computes. There the output is compared and, in scope `attention`, the
+    query's gradient. `is_thorough` extends this to every row of every tensor at short lengths, and otherwise to every
+    row of the output, compared with a plain textbook evaluation. `on_step` is called before each part of the work.
     """
     is_whole = is_thorough and workload.num_scores <= MOST_WHOLE_PAIRS
     num_rows = workload.seq_len if is_whole else min(NUM_ROWS, workload.seq_len)
@@ -235,7 +239,7 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
 
 
 def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is_whole: bool) -> Iterator[TensorError]:
-    """Compare the gradients of a timed call: the query's at the reference's rows and, if `is_whole`, all others.
+    """Yield the error of the query's gradient at the reference's rows or, if `is_whole`, of every gradient.
 
     Raises:
         FormError: a gradient has the wrong shape.
@@ -250,7 +254,7 @@ def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is
 
 
 def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, seed: int) -> bool:
-    """Whether an output is right for the usual inputs, or for those of one of the NUM_EARLIER calls before it."""
+    """Return whether an output is right for the timed inputs, or for those of one of the NUM_EARLIER last calls."""
     workload, earlier = reference.workload, range(number - 1, max(-1, number - 1 - NUM_EARLIER), -1)
     asked = msgspec.structs.replace(workload, direction="inference")
 

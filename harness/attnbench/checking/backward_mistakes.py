@@ -1,8 +1,9 @@
 """The catalogue of mistakes in the backward pass only: the output is right, and some gradients are wrong.
 
-Each is the textbook form with a last step of the right value but another gradient. Notation as in FlashAttention-2:
-weights P, dP = dO V^T, delta = rowsum(dO * O), and the gradient of the scores dS = P * (dP - delta).
-Source: https://arxiv.org/abs/2307.08691, algorithm 2.
+A mistake is the textbook form (checking/steps.py) in which the step `backward pass` returns the right context with
+another gradient. Notation as in FlashAttention-2: O is the context and dO its gradient, P the weights, dP = dO V^T,
+delta = rowsum(dO * O), and the gradient of the scores is dS = P * (dP - delta). Shapes as in the contract; R query
+rows. Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
 import itertools
@@ -19,12 +20,12 @@ from attnbench.checking.steps import Mistake, wrong
 from attnbench.workloads.workload import Workload
 
 Results = dict[str, Tensor]
-"""The results of the steps, by name."""
-LEAST_TILE = 16
+"""The results of the steps of the textbook form, by the step's name."""
+LEAST_TILE = 16  # shortest tile, in queries or keys, that a backward pass may leave out
 
 
 def moved(scores: Tensor) -> Tensor:
-    """Zeros in the shape of `scores` that pass their gradient on to them, except to -inf, the scores of hidden keys."""
+    """Return zeros like `scores` (B, H, R, S) whose gradient flows on to `scores`, except to -inf at hidden keys."""
     return (scores - scores.detach()).where(scores.isfinite(), 0.0)
 
 
@@ -37,9 +38,10 @@ def recomputed(
     has_delta: bool = True,
     is_own: bool = False,
 ) -> Tensor:
-    """The context, with a backward pass that uses the recomputed `weights` and passes gradients on to `scores`.
+    """Return the context with FlashAttention's backward pass, which recomputes the weights, but with wrong parts.
 
-    Delta, left out without `has_delta`, is rowsum(dO * O) or, with `is_own`, rowsum(P * dP) with the recomputed P.
+    `weights` gives the recomputed P, and the gradient dS flows to `scores`. Without `has_delta`, delta is left out.
+    With `is_own`, delta is rowsum(P * dP) with the recomputed P, instead of rowsum(dO * O).
     """
     again, value = weights(results).detach(), results["value"]
     flow = again * moved(scores(results))
@@ -49,7 +51,10 @@ def recomputed(
 
 
 def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: Callable[..., Tensor]) -> Tensor:
-    """The context; scores and weights of `chosen` pairs (H, R, S) give no gradient to the operands in `frozen`."""
+    """Return the context without the gradient that flows to the operands in `frozen` from some pairs of query and key.
+
+    `chosen(heads, queries, keys)` maps their indices to booleans that broadcast to (H, R, S), True for these pairs.
+    """
     every = {name: results[name] for name in ("query", "key", "value")}
     fixed = every | {name: results[name].detach() for name in frozen}
     place = chosen(torch.arange(results["query"].shape[1])[:, None, None], mask.queries, mask.keys)
@@ -62,7 +67,7 @@ def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: 
 
 
 def unmasked(results: Results, mask: RowMask, *, seen: Callable[[RowMask], Tensor], is_own: bool) -> Tensor:
-    """The context with a backward pass under the mask `seen`, but with the logsumexp of the right one."""
+    """Return the context with a backward pass under the mask `seen`, but with the right mask's logsumexp."""
     whole = mask.changed(results["scores"])
     logs = results["masked scores"].logsumexp(dim=-1, keepdim=True)
     weights = steps.hide(whole - logs, seen(mask)).exp().nan_to_num(0.0, 0.0)
@@ -70,23 +75,23 @@ def unmasked(results: Results, mask: RowMask, *, seen: Callable[[RowMask], Tenso
 
 
 def exponentials(results: Results) -> Tensor:
-    """The weights before they are divided by their sum."""
+    """Return the exponentials of the softmax, before they are divided by their sum."""
     masked = results["masked scores"]
     return (masked - masked.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
 
 
 def uncapped(results: Results) -> Tensor:
-    """The scores before all changes of the mask, such as a softcap; -inf at hidden keys."""
+    """Return the scores before the mask changes them, as a softcap does; -inf at hidden keys."""
     return results["scores"].where(results["masked scores"].isfinite(), -torch.inf)
 
 
 def changed(name: str, detail: str = "", *, change: Callable[[Results, RowMask], Tensor]) -> Mistake:
-    """A mistake of the backward pass."""
+    """Create a mistake of the backward pass: `change(results, mask)` returns the context with a wrong gradient."""
     return wrong(name, detail, backward_pass=change)
 
 
 def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], width: int) -> Tensor:
-    """The context; in the gradient of the operands in `chosen`, dO V^T runs over the first `width` columns alone."""
+    """Return the context; for gradients of operands in `chosen`, dO V^T sums only the first `width` columns of V."""
     query, key, value = (results[name] for name in ("query", "key", "value"))
     cut = value.detach() * (torch.arange(value.shape[-1]) < width)
     context = results["context"].detach()
@@ -100,7 +105,10 @@ def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], 
 
 
 def gathered_over_others(results: Results, mask: RowMask, *, names: tuple[str, ...], readers: int) -> Tensor:
-    """The context; the gradient of key or value head g sums the query heads g, g + G, ... in place of its group."""
+    """Return the context; in `names`, head g's gradient sums query heads g, g + G, ..., instead of those of its group.
+
+    `readers` is H / G, the number of query heads in a group.
+    """
     number = results["query"].shape[1]
     head = torch.arange(number)
     place = head % (number // readers) * readers + head // (number // readers)
@@ -114,20 +122,20 @@ def gathered_over_others(results: Results, mask: RowMask, *, names: tuple[str, .
 
 
 def by_rounded_logs(results: Results, dtype: torch.dtype) -> Tensor:
-    """The weights, recomputed from scores and a logsumexp that was rounded to `dtype`."""
+    """Recompute the weights from the scores and a logsumexp that was rounded to `dtype`."""
     masked = results["masked scores"]
     logs = masked.logsumexp(dim=-1, keepdim=True).to(dtype).to(masked.dtype)
     return (masked - logs).exp().nan_to_num(0.0, 0.0)
 
 
 def cuts(length: int) -> Iterator[int]:
-    """Edges of tiles at which a backward pass may stop early."""
+    """Yield edges of tiles, as indices below `length`, at which a backward pass may stop early."""
     tiles = [tile for tile in TILE_LENS if LEAST_TILE <= tile < length]
     yield from sorted({*tiles, *((length - 1) // tile * tile for tile in tiles)})
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """Late tiles of queries are left out of the gradients of key and value, or late tiles of keys of the query's."""
+    """Yield mistakes that leave late queries out of the gradients of key and value, or late keys out of the query's."""
     for first, frozen in itertools.product(cuts(workload.seq_len), (("key", "value"), ("key",), ("value",))):
         late = lambda _, query, __, first=first: query >= first  # noqa: E731
         detail = f"queries from {first} on, in the gradient of {' and '.join(frozen)}"
@@ -139,7 +147,7 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
 
 
 def groups(workload: Workload) -> Iterator[Mistake]:
-    """Only the first or the last query head of a group contributes to the gradients of key, value or both."""
+    """Yield mistakes in which the gradients of key or value sum the wrong query heads, or only one of their group."""
     readers = workload.num_heads // workload.num_kv_heads
     for which, frozen in itertools.product(
         {"first": 0, "last": readers - 1}.items() if readers > 1 else (), (("key", "value"), ("key",), ("value",))
@@ -154,7 +162,7 @@ def groups(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
-    """Wrong masks for the backward pass alone, each after a mistake's name and detail: none, or aligned otherwise."""
+    """Yield wrong masks of the backward pass after the mistake's name and detail: no mask, or a wrong causal one."""
     parts = workload.mask_rule.parts
     if workload.mask_rule.hides:
         yield "backward_without_mask", "", lambda mask: torch.ones_like(mask.seen)
@@ -167,7 +175,7 @@ def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMas
 
 
 def backward_catalogue(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake of the backward pass alone that is possible at this workload."""
+    """Yield every mistake of the backward pass alone that is possible at this workload."""
     if workload.sinks == "none":
         yield changed("no_delta", change=partial(recomputed, has_delta=False))
         for is_own, detail in ((False, ""), (True, "in delta, too")):

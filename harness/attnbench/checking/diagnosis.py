@@ -1,9 +1,10 @@
-"""Diagnose a wrong candidate in words: the nearest known mistake, and the first step that differs.
+"""Diagnose a wrong candidate in words: the known mistake that explains its answers, and the first step that differs.
 
-The grade does not depend on the diagnosis. Closed forms come first: conventions, constant factors, float32 inside. Then
-every mistake of the catalogue is computed on one probe that shows the error, and near ones are compared on all probes
-by the tolerance of the check. A mistake may explain only the wrong rows if the others are right. If no mistake
-explains the answers, the candidate's weights are recovered from its outputs, and described.
+A candidate is the implementation under test. Its grade does not depend on the diagnosis. Simple explanations come
+first: a convention, a constant factor, or computation in float32. Then every mistake of the catalogue is computed on
+one probe that shows the error, and the nearest mistakes are compared with the candidate on all probes, within the
+tolerance of the check. If some rows are right, a mistake may explain only the wrong ones. If no mistake fits, the
+candidate's weights are recovered from its outputs and described. Shapes as in the contract; R query rows.
 """
 
 import contextlib
@@ -46,28 +47,28 @@ SHORT_LEN = 67
 MOST_HEADS = 4
 MOST_ROWS = 2
 MOST_SCORES = 2**16
-"""Workloads with more scores than this are diagnosed at length SHORT_LEN, with at most MOST_HEADS heads and MOST_ROWS
-batch rows if possible, if they fail there too."""
+"""A workload with more scores (B * H * T * S) is diagnosed at length SHORT_LEN, with at most MOST_HEADS heads and
+MOST_ROWS batch rows if possible. The full workload is used only if the candidate is right at the short one."""
 MOST_KEYS = 2**13
-"""With more keys, if a short workload is right, weights are not described, and only mistakes about pages are tried."""
-LEAST_ROWS = 8  # fewest query rows of an output that are compared with mistakes, or fitted
-SHORTLIST = 24  # mistakes nearest on one probe that are compared on all probes
+"""With more keys in the diagnosed workload, weights are not described, and only mistakes about pages are tried."""
+LEAST_ROWS = 8  # fewest output rows that `cut` keeps and `_by_feature` fits
+SHORTLIST = 24  # number of mistakes, the nearest on one probe, that are compared on all probes
 MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
-"""The most tensors whose wrong part is described, and the largest share of a tensor's rows that count as a part."""
+"""The most tensors whose wrong part is described, and the largest share of a tensor's rows that counts as a part."""
 MOST_HONEST = 0.6
-"""Errors up to this share of a limit are those of honest code: where others are larger, no part alone is wrong."""
-MOST_GAPS = 0.7  # a part "from row n on" contains more than this share of the rows from n on
+"""Correct code has errors up to this share of a limit. A part is the only wrong one if no errors outside exceed it."""
+MOST_GAPS = 0.7  # wrong rows are called "from row n on" if more than this share of these rows is wrong
 MATCH = 4.0
-"""A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
-CLOSER = 0.5  # the distance to a mistake's answer must also be at most this share of that to the right answer
+"""A mistake explains a tensor whose distance from the mistake's answer is at most this many tolerances."""
+CLOSER = 0.5  # a tensor's distance from a mistake's answer must be at most this share of that from the right one
 EXPLAINED = 0.9  # a factor must explain at least this share of the sum of squared errors
 OF_FEATURES = 0.01
-"""The largest share of the sum of squared errors that one factor for each feature may leave unexplained."""
-HUGE = 1e6  # numbers larger than the tensor's largest by this factor are taken for uninitialized memory
-LEAST_NEAR = 0.02  # errors below this share of a dtype's tolerance are not that dtype's roundings
+"""The largest share of the sum of squared errors that `_by_feature` may leave unexplained."""
+HUGE = 1e6  # numbers this many times larger than the largest right one count as uninitialized memory
+LEAST_NEAR = 0.02  # if all errors are below this share of a dtype's tolerance, they do not come from that dtype
 LEAST_NEAR_IN_FLOAT64 = 0.001
-"""The same for float32 inside float64, if nothing else explains the errors: a single step in it, such as the softmax,
-has far smaller roundings than all steps, and far larger ones than float64."""
+"""LEAST_NEAR for float32, if nothing else explains errors in float64: if only one step is computed in float32, such as
+the softmax, roundings are far smaller than if all steps are, and far larger than those of float64."""
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"  # the mistake's name
@@ -77,12 +78,13 @@ UNUSED_NAN = (
 )
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
 RULE_MISTAKES |= {ANOTHER_BATCH: "kept_plan", POOLS: "read_as_contiguous"}
-"""The mistake that a broken rule points to, by the rule's name."""
+"""The mistake that a broken rule indicates, by the rule's name."""
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
-"""The step that a constant factor of an output or of an operand's gradient points to."""
-RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}  # mistakes of code that differs between equal calls
-SMALL_WEIGHT = 1e-3  # ratios to right weights below this, and leaks below this, are ignored
-CLOSE = 0.05  # sums of weights within this of 1 are right
+"""The step that is probably wrong if an output, or the gradient of an operand, is wrong by a constant factor."""
+RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}  # mistakes whose answers differ between equal calls
+SLIGHT = 2.0  # errors of at most this many tolerances may be roundings in half precision
+SMALL_WEIGHT = 1e-3  # smaller right weights, and smaller weights of hidden keys, are ignored
+CLOSE = 0.05  # a query's weights are right if their sum differs from 1 by at most this
 WEIGHT_ROUNDINGS = 16  # weights within this many roundings of the right ones are right
 MOST_OFF = 0.01  # a weight that is further off than this is wrong in any dtype
 MOST_IN_SUM = 0.05  # a query's weights are wrong if their errors add up to more than this
@@ -105,7 +107,7 @@ class Finding:
 
 
 def finding(words: str, names: Iterable[str], step: str, more: str = "", *, is_backward: bool = False) -> Finding:
-    """A finding in the words: "It looks as if `words`.", then `more` sentences, then the first step that differs."""
+    """Create a finding: the sentences "It looks as if `words`." and `more`, and the first step that differs."""
     first = f"the backward pass of {step}" if is_backward else step
     sentence = f"It looks as if {words}.{more} First step that differs: {first}.".replace("if ,", "if,", 1)
     return Finding(sentence, tuple(dict.fromkeys(names)), step)
@@ -115,13 +117,13 @@ class Evidence:
     """A candidate's answers to one probe."""
 
     def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
-        """Call the candidate, whose convention on other probes may be known; its exceptions propagate.
+        """Call the candidate; its exceptions propagate. `convention` is its convention on other probes, if known.
 
-        Unused slots of a cache hold 0 in this call, so that code which reads them gives numbers.
+        Unused slots of a cache contain 0 in this call, so that code which reads them gives numbers.
         """
         seen, here = apply_empty_row_convention(call_candidate(implementation, reference, ZEROS), reference, convention)
         _, wider = output_error(seen.output, reference)
-        if wider is not reference:  # at a long length a row is wrong that the reference left out
+        if wider is not reference:  # a row of a long output is wrong that `reference` does not compare
             reference, (seen, here) = (
                 wider,
                 apply_empty_row_convention(call_candidate(implementation, wider, ZEROS), wider, convention),
@@ -139,24 +141,24 @@ class Evidence:
         self.limits = {name: judge.of_elements.clamp(min=SMALLEST) for name, judge in judges.items()}
         is_finite = bool(self.observed["output"].isfinite().all())
         self.own_dtype = reference.inputs.weights.query.dtype
-        # After an overflow, mistakes are computed in the candidate's dtype; NaN spreads to gradients.
+        # If the output is not finite, mistakes are computed in the candidate's dtype, and gradients are not compared.
         self.dtype = torch.float64 if is_finite else self.own_dtype
         self.names = [*self.observed] if is_finite else ["output"]
 
     def is_wrong(self, name: str) -> bool:
-        """Whether a tensor's errors exceed their limits."""
+        """Return whether errors of a tensor exceed their limits."""
         return bool(self.beyond[name].any())
 
     def is_off(self, name: str, share: float) -> Tensor:
-        """Where a tensor is off by more than this share of its limits."""
+        """Return where errors of a tensor exceed `share` of their limits: a boolean tensor of its shape."""
         return ~((self.observed[name] - self.expected[name]).abs() <= share * self.limits[name])
 
     def distance(self, mistake: Mistake, region: Tensor | None = None, *, is_quick: bool = False) -> float:
-        """The largest distance of the candidate's output from the mistake's, in tolerances, which differ by row.
+        """Return the largest distance of the candidate's output from the mistake's, in units of each row's tolerance.
 
-        The mistake's answers are exact or, if that is nearer, computed in the candidate's dtype, which also widens the
-        tolerance. With `region` (B, H, R) only those rows are compared. `is_quick` takes exact answers only, and gives
-        infinity if the right answers are nearly as near: the mistake changes nothing here.
+        The mistake is computed in float64 and in the candidate's dtype. The smaller distance counts, and the difference
+        of the two widens the tolerance. With `region` (B, H, R) or (B, R), only its rows are compared. With `is_quick`,
+        only float64 is used, and the result is infinite if the right answer is nearly as near.
         """
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows, has_gradients=False)
@@ -170,7 +172,7 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Whether all gradients match the mistake's, and each wrong one is much closer to it than to the right one."""
+        """Return whether each tensor is near the mistake's, and those in `wrong` much nearer than to the right one."""
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows)
         exact, own = answers(), dict[str, Tensor]()
@@ -221,14 +223,14 @@ def explain(references: References, implementation: Implementation, wrong: Agree
 
 
 def _of_scales(evidence: list[Evidence]) -> Finding | None:
-    """Try the catalogue first on an 8-bit cache: with few heads, wrong scales look like a factor of the output."""
+    """Try the catalogue for an 8-bit cache first: with few heads, wrong scales look like a constant factor."""
     return _known(evidence) if evidence[0].reference.workload.cache_dtype != SAME else None
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
-    """The candidate's answers to all probes, at a simpler workload if it is wrong there, which is faster.
+    """Collect the candidate's answers to all probes, at a simpler and faster workload if the candidate is wrong there.
 
-    At the workload itself, only probes whose compared rows are those of the first wrong output.
+    Otherwise only those probes are kept that compare the same rows as the probe with the first wrong output.
     """
 
     def gathered(answered: Iterable[Reference]) -> list[Evidence]:
@@ -250,7 +252,7 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
 
 
 def extent(evidence: list[Evidence]) -> str:
-    """Describe the part of the output, or of gradients, that is wrong on any probe; "" if it is no clear part."""
+    """Describe the part of the output, or of gradients, that is wrong on any probe; return "" if no clear part is."""
     sentences = []
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
@@ -263,7 +265,7 @@ def extent(evidence: list[Evidence]) -> str:
 
 
 def _part(marked: Tensor, seen: Evidence, name: str) -> str:
-    """The batch rows, heads and rows of a tensor that are marked, in words; "" for all, or for no clear part."""
+    """Describe the marked batch rows, heads and rows of a tensor; return "" if they are all of it, or no clear part."""
     if marked.dim() == 1 or not marked.any():
         return ""
     axes, lines = AXES[marked.dim()][:-1], marked.any(dim=-1)  # (B,H,R), (B,R), or (R,)
@@ -286,7 +288,7 @@ def _part(marked: Tensor, seen: Evidence, name: str) -> str:
 
 
 def cut(evidence: list[Evidence]) -> None:
-    """If a wrong output has many scores, keep only its worst rows over all probes, and evenly spaced ones; in place."""
+    """Reduce a wrong output with many scores to its worst rows over all probes, and evenly spaced ones; in place."""
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most and any(each.is_wrong("output") for each in evidence):
@@ -300,7 +302,7 @@ def cut(evidence: list[Evidence]) -> None:
 
 
 def simpler(workload: Workload) -> Iterator[Workload]:
-    """Simpler workloads, simplest first: without projections, at a short length, with fewer heads and batch rows."""
+    """Yield simpler workloads, simplest first: without projections, at a short length, with fewer heads and rows."""
     bare = msgspec.structs.replace(workload, scope="attention", bias="all") if workload.scope == "module" else workload
     for each in dict.fromkeys((bare, workload)):
         if each.num_scores > MOST_SCORES:
@@ -314,7 +316,7 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
-    """Explain answers by float32 inside, factors, conventions, or state kept between calls; None if impossible."""
+    """Explain answers by float32 computation, factors, conventions, or state kept between calls; None if impossible."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
         return _float32_inside(evidence) or _factor(evidence) or _by_feature(evidence)
     if conventions := {each.convention: None for each in evidence if each.convention}:
@@ -329,16 +331,16 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 
 
 def _float32_inside(evidence: list[Evidence], least: float = LEAST_NEAR) -> Finding | None:
-    """Explain errors in float64 by float32 inside; for `least` see `_narrower`."""
+    """Test whether errors in float64 come from computation in float32; `least` is as in `_narrower`."""
     if evidence[0].reference.workload.dtype != "float64" or not _narrower(evidence, "float32", least=least):
         return None
     return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
 
 
 def _narrower(evidence: list[Evidence], *dtypes: str, least: float = LEAST_NEAR) -> str:
-    """The first of these narrower dtypes whose tolerances all answers meet, not all of them far within; "" for none.
+    """Return the first of `dtypes`, all narrower than the workload's, that explains the errors; "" if none does.
 
-    Far within means below the share `least` of the tolerance.
+    A dtype explains errors that are within its tolerances, if the largest is at least `least` times its tolerance.
     """
     for dtype in () if is_half(evidence[0].reference.workload) else dtypes:
         is_right, nearest = True, 0.0
@@ -358,7 +360,7 @@ def _narrower(evidence: list[Evidence], *dtypes: str, least: float = LEAST_NEAR)
 
 
 def _wrong_names(evidence: list[Evidence]) -> list[str]:
-    """The name of the output if it is wrong on any probe, or else the names of the wrong gradients."""
+    """Return only the output's name if it is wrong on any probe, or else the names of the wrong gradients."""
 
     def is_wrong_somewhere(name: str) -> bool:
         return any(name in each.names and each.is_wrong(name) for each in evidence)
@@ -368,9 +370,9 @@ def _wrong_names(evidence: list[Evidence]) -> list[str]:
 
 
 def _factor(evidence: list[Evidence]) -> Finding | None:
-    """Test whether the wrong part of a tensor is a constant times the right one, and describe the part."""
+    """Test whether each tensor's wrong part is a constant times the right one, and describe the factors and parts."""
     sentences, kinds, step = [], [], "context"
-    of_tokens = {"gradient of x", "gradient of context"}  # follow from the others, so their factor names no operand
+    of_tokens = {"gradient of x", "gradient of context"}  # they follow from the other gradients
     names = [name for name in _wrong_names(evidence) if name not in of_tokens]
     for name in names:
         if (ratio := _ratio(evidence, name)) is None:
@@ -387,7 +389,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
 
 
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
-    """The factor of a tensor's wrong part, 0 if it is 0, and that part in words; None if no one factor explains it."""
+    """Return the factor of a tensor's wrong part (0 if it is all 0), and the part in words; None if no factor fits."""
     these = [each for each in evidence if name in each.names]
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
@@ -409,7 +411,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
 
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
-    """Test whether the wrong rows, and only these, hold uninitialized memory: numbers that are not finite or huge."""
+    """Test whether the wrong rows, and no others, contain uninitialized memory: numbers not finite, or huge ones."""
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
         most = HUGE * max(float(each.expected[name].abs().max()) for each in these)
@@ -425,13 +427,13 @@ def _unwritten(evidence: list[Evidence]) -> Finding | None:
 
 
 def _region(marked: Tensor) -> list[Tensor]:
-    """For each axis of a boolean tensor, the indices at which some element is True."""
+    """Return for each axis of a boolean tensor the indices at which some element is True."""
     every = marked.nonzero()
     return [every[:, dim].unique() for dim in range(marked.dim())]
 
 
 def _by_feature(evidence: list[Evidence]) -> Finding | None:
-    """Test whether each feature of the heads' outputs, before a module's output projection, has its own factor."""
+    """Test whether each column of the joined heads (H*V) has its own factor before a module's output projection."""
     out, bias = evidence[0].reference.drawn.weights.out, evidence[0].reference.drawn.weights.out_bias
     these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
     if not these or out is None or out.shape[0] != out.shape[1]:
@@ -457,7 +459,7 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
 
 
 def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...] = ()) -> str:
-    """Describe a region of a tensor, given by indices along some axes; "" for all of the tensor."""
+    """Describe a region of a tensor, given by indices along `axes` (default: all); return "" for the whole tensor."""
     shape, words = seen.observed[name].shape, ""
     every = AXES[len(shape)]
     for axis, chosen in zip(axes or every, region, strict=True):
@@ -476,7 +478,7 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 
 def _known(evidence: list[Evidence]) -> Finding | None:
-    """Find the mistakes that explain the whole output or, if the other rows are right, the wrong rows."""
+    """Find the mistakes that explain the whole output or, if only some rows are wrong, these rows."""
     if not any(each.is_wrong("output") for each in evidence):
         return None
     workload, where = evidence[0].reference.workload, ""
@@ -498,7 +500,7 @@ def _known(evidence: list[Evidence]) -> Finding | None:
 
 
 def _backward(evidence: list[Evidence]) -> Finding | None:
-    """Find the mistakes of the backward pass that explain all gradients; None if none does, or the output is wrong."""
+    """Find the mistakes of the backward pass that explain all gradients; None if the output is wrong, or none does."""
     if "output" in (names := _wrong_names(evidence)):
         return None
     these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))
@@ -517,9 +519,9 @@ def _backward(evidence: list[Evidence]) -> Finding | None:
 
 
 def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor | None = None) -> list[Mistake]:
-    """The mistakes that explain a wrong output about as well as the best one, best first.
+    """Return the mistakes that explain a wrong output about as well as the best one, best first.
 
-    With `region` (B, H, R), only those rows of the output are compared.
+    With `region`, boolean (B, H, R) or (B, R), only its True rows of the output are compared.
     """
     has_all_rows = all(len(each.rows) == each.reference.workload.seq_len for each in evidence)
     first = next(each for each in evidence if each.is_wrong("output"))
@@ -537,13 +539,13 @@ def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor 
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
-    """The largest difference; NaN must match NaN, but a row of NaN may match a row of 0."""
+    """Return the largest difference; NaN must match NaN, but a candidate's row of NaN may match a row of 0."""
     empty = (mistaken == 0).all(dim=-1, keepdim=True) & candidate.isnan().all(dim=-1, keepdim=True)
     return distance(torch.where(empty, mistaken, candidate), mistaken)
 
 
 def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
-    """Describe a failure that no known mistake explains, by its weights, rules and notes."""
+    """Describe a failure that no known mistake explains: by the candidate's weights, broken rules and notes."""
     if not extent(evidence) and (inside := _float32_inside(evidence, LEAST_NEAR_IN_FLOAT64)):
         return inside
     random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "")
@@ -558,6 +560,11 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
     if failing is None:
         names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
         words = f"{UNKNOWN} The output is right, the backward pass is not ({', '.join(names)})."
+        ratios = [tensor.ratio or math.inf for _, tensor in wrong.tensors() if tensor.grade is Grade.wrong]
+        most = max(ratios, default=math.inf)
+        if most < SLIGHT and is_half(evidence[0].reference.workload):
+            words = f"{UNKNOWN} Only the {', '.join(names)} is wrong, by at most {most:.3g} times the tolerance: "
+            words += "something may keep too few digits in either pass, such as a sum in half precision."
         result = Finding(words, (), "backward pass")
     elif _shows_weights(failing):
         with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
@@ -577,12 +584,12 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
 
 
 def _is_finite(evidence: list[Evidence]) -> bool:
-    """Whether all answers are finite."""
+    """Return whether all answers are finite."""
     return all(bool(each.observed[name].isfinite().all()) for each in evidence for name in each.names)
 
 
 def _differs(implementation: Implementation, reference: Reference) -> bool:
-    """Whether two equal calls differ by more than the tolerance, or one fails: addresses may change roundings."""
+    """Return whether equal calls differ by more than the tolerance (addresses change roundings), or one fails."""
     try:
         one, other = (call_candidate(implementation, reference).output.detach() for _ in range(2))
     except Exception:  # noqa: BLE001 - a candidate may fail on further calls
@@ -591,7 +598,7 @@ def _differs(implementation: Implementation, reference: Reference) -> bool:
 
 
 def _between_calls(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding | None:
-    """Explain why equal calls differ: by state kept from an earlier call, or by a race; None if by neither."""
+    """Explain why equal calls differ: by state kept from an earlier call, or by a race; return None if by neither."""
     reference, *others = [each.reference for each in evidence]
     if not others:
         return None
@@ -625,16 +632,16 @@ def _between_calls(implementation: Implementation, evidence: list[Evidence], wro
 
 
 def _shows_weights(reference: Reference) -> bool:
-    """Whether calls with unit vectors as values can show all weights in reasonable time; V keys are shown by each."""
+    """Return whether `describe_weights` is possible and, with its S / V calls, fast enough."""
     workload = reference.workload
     has_all_rows = len(reference.rows) == workload.seq_len
     return workload.scope == "attention" and workload.kv_len <= MOST_KEYS and has_all_rows
 
 
 def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:
-    """Describe the candidate's weights (B, H, T, S) on the reference's queries and keys.
+    """Recover the candidate's weights (B, H, T, S) on the reference's queries and keys, and describe their errors.
 
-    `reference` has scope `attention` and all query rows.
+    `reference` has scope `attention` and all query rows. With `is_random`, weights of 0 are described as dropout.
     """
     workload = msgspec.structs.replace(reference.workload, direction="inference")
     inputs = reference.inputs
@@ -661,7 +668,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     allowed = min(WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps, MOST_OFF)
     apart = (actual - right).abs().nan_to_num(torch.inf)
     place = torch.unravel_index(apart.argmax(), apart.shape)
-    in_sum = float(apart.sum(dim=-1).max())  # with many keys, each weight is small
+    in_sum = float(apart.sum(dim=-1).max())  # with many keys, each error is small
     if float(apart.max()) <= allowed and in_sum <= MOST_IN_SUM:
         words = f"{UNKNOWN} On these queries and keys its weights are right: their sum with the values is not."
         return Finding(words, (), "context")
@@ -679,7 +686,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
 
 
 def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask, allowed: float) -> Finding | None:
-    """Test whether the weights (B, H, T, S) are the softmax of scaled scores, or of the right scores of other keys."""
+    """Test whether the weights (B, H, T, S) are the softmax of scaled scores, or of right scores under another mask."""
     seen, masked = actual > 0, results["masked scores"]
     other = steps.hide(mask.changed(results["scores"]), seen).softmax(dim=-1).nan_to_num(0.0)
     if not torch.equal(seen, mask.seen.expand_as(seen)) and largest(other, actual) <= allowed:
@@ -699,9 +706,9 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
 
 
 def visible_keys(seen: Tensor, right: Tensor) -> str:
-    """Describe the keys that queries see, boolean (T, S), as a range relative to the query if they are one.
+    """Describe the keys that queries see, boolean (T, S), as a range relative to the query if they are such a range.
 
-    Otherwise the keys that differ from those of the `right` mask are described.
+    Otherwise the differences from the `right` mask are described.
     """
     ahead = torch.arange(seen.shape[1]) - torch.arange(len(seen))[:, None]
     low, high = int(ahead[seen].min()), int(ahead[seen].max())
@@ -714,7 +721,7 @@ def visible_keys(seen: Tensor, right: Tensor) -> str:
 
 
 def _block(marked: Tensor) -> str:
-    """The queries and keys of marked pairs (T, S) in words: "queries 0 to 15: some of 16 to 31"."""
+    """Describe the queries and keys of marked pairs (T, S), as in "queries 0 to 15: some of 16 to 31"."""
     rows, keys = (marked.any(dim=dim).nonzero().flatten().tolist() for dim in (1, 0))
     is_whole = int(marked.sum()) == len(rows) * len(keys) and len(keys) == keys[-1] - keys[0] + 1
     who, what = (f"{each[0]} to {each[-1]}" if len(each) > 1 else f"{each[0]}" for each in (rows, keys))
@@ -722,13 +729,13 @@ def _block(marked: Tensor) -> str:
 
 
 def _distinct(actual: float, right: float) -> tuple[str, str]:
-    """Two numbers with just enough digits to show that they differ, at least three."""
+    """Format two numbers with just enough digits, at least three, to show that they differ."""
     pairs = [(f"{actual:.{digits}g}", f"{right:.{digits}g}") for digits in range(3, 18)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def describe(agreement: Agreement) -> str:
-    """Describe the worst error of the output, or else of a gradient: its place, its size, the probes that show it."""
+    """Describe the worst error of the output, or of a gradient if the output is right: place, size, and probes."""
     is_worst = {tensor.grade for _, tensor in agreement.tensors()} & {Grade.wrong} or {Grade.imprecise}
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if tensor.grade in is_worst]
     ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]
@@ -745,7 +752,7 @@ def describe(agreement: Agreement) -> str:
     finders = dict.fromkeys(name for name, _ in wrong)
     by = f"; found by: {', '.join(finders)}"
     limits = f"error {size}, tolerance {worst.allowed:.3g}"
-    if worst.error is not None and worst.error <= worst.allowed:  # its RMS error is beyond the limit
+    if worst.error is not None and worst.error <= worst.allowed:  # only its RMS error is beyond a limit
         rows = f"rows {worst.rows[0]} to {worst.rows[1] - 1}"
         limits = f"RMS error of {rows} {worst.rms:.3g}, tolerance {worst.allowed_rms:.3g}"
     return f"{worst.tensor} is {worst.grade} on {probe} inputs: {value} ({limits}){also}{by}"

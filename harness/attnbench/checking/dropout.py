@@ -1,13 +1,14 @@
-"""Check attention dropout: recover the dropped weights from outputs, and compare them with chance.
+"""Check attention dropout: recover the weights of calls with dropout from their outputs, and test which were dropped.
 
-Each weight must be 0, or its value without dropout divided by 1 - p; the share of zeros must be that of independent
-draws, everywhere; and the gradients must belong to the same draw. Randomness is judged by exact tests, which fail a
-correct implementation once in 10^9 checks, and from a seed, so that a check repeats. Two errors are missed: a rescaling
-that the dtype rounds away, as bfloat16 does at 0.5 %, and draws that repeat beyond 16 keys.
+With dropout probability p, each weight must be 0, or its value without dropout divided by 1 - p. The share of zeros
+must be that of independent draws, in every part of the weights. The gradients must belong to the same draw as the
+output. Randomness is judged by exact tests, which fail a correct implementation once in 10^9 checks; a seed makes a
+check repeatable. Two errors are missed: a rescaling that the dtype rounds away, as bfloat16 does if p is 0.5 %, and a
+pattern of zeros that repeats only after more than 16 keys.
 
-Attention is linear in its values, so column j of the output is the weight of the key whose value is unit vector j. In
-scope `module` the projections are chosen to the same effect: each token is a unit vector of its position, the value
-projection reads it, and the output projection is the identity.
+Attention is linear in its values: if the value of key j is unit vector j, column j of the output is the weight of key
+j. Scope `module` gets tokens and weights to the same effect: each token contains a unit vector of its position, which
+the value projection selects, and the output projection is the identity.
 
 Source of the rescaling: N. Srivastava et al., https://jmlr.org/papers/v15/srivastava14a.html, section 10.
 
@@ -33,18 +34,18 @@ from attnbench.contract.declared import words
 from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 
-FALSE_ALARM = 1e-9
+FALSE_ALARM = 1e-9  # probability that a rule about randomness fails a correct implementation
 NUM_WEIGHTS = 2**13  # the least number of weights to sample, in at least four calls
 MOST_KEYS = 16  # with few keys every weight is far above its rounding error, even in half precision
-LONGER_LEN = 35  # the length at which `mean` checks
-AXES = ("call", "batch row", "head", "query", "key")
+LONGER_LEN = 35  # longest length at which `mean` checks
+AXES = ("call", "batch row", "head", "query", "key")  # of the weights of all calls (N, B, H, T, S)
 
 
 class DropoutTrial:
-    """A candidate's attention weights at a small workload: without dropout, and in many calls with dropout."""
+    """The right attention weights at a small workload, and those that a candidate has in many calls with dropout."""
 
     def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
-        """Call the candidate; its exceptions propagate."""
+        """Call the candidate at a small workload that resembles `asked`; its exceptions propagate."""
         self.implementation, self.seed = implementation, seed
         # In scope `module` D = H*V, so that the output projection can be the identity.
         width = asked.num_heads * asked.value_dim if asked.scope == "module" else asked.embed_dim
@@ -55,12 +56,12 @@ class DropoutTrial:
         self.workload = msgspec.structs.replace(self.merged, seq_len=queries, kv_len=keys, mask=mask)
         plain = msgspec.structs.replace(self.workload, dropout=0.0)
         self.right = Reference(plain, unit_inputs(plain, seed), seed)
-        self.weights = self.weights_in(self.right.expected["output"])  # (B, H, T, S) without dropout
+        self.weights = self.weights_in(self.right.expected["output"])  # (B, H, T, S), right without dropout
         self.rescale = 1 / (1 - asked.dropout)  # the factor of every weight that is kept
         rounding = torch.finfo(TORCH_DTYPES[asked.dtype]).eps * float(self.weights.max())
         limits = self.right.tolerances["output"].of_rows[:, None]
-        self.tolerance = (limits + rounding) * self.rescale  # (T, 1) of a query's weights, dropped or rescaled
-        self.measurable = self.weights * self.rescale > 2.5 * self.tolerance  # clearly not 0
+        self.tolerance = (limits + rounding) * self.rescale  # (T, 1), for weights after dropout
+        self.measurable = self.weights * self.rescale > 2.5 * self.tolerance  # if kept, clearly not 0
         num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
         case = self.case()
         with case.grad_mode():
@@ -70,21 +71,21 @@ class DropoutTrial:
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
-        """The weights (B, H, T, S) in an output whose values were unit vectors, in float64 on the CPU."""
+        """Extract weights (B, H, T, S) from an output whose values were unit vectors, in float64 on the CPU."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
-        """A case on fresh copies of the unit vectors, or of other inputs, perhaps at another workload."""
+        """Build a case on copies of `inputs` (default: unit vectors) at `workload` (default: the small one)."""
         workload = workload or self.workload
         return build(workload, self.implementation, copied(inputs or self.right.inputs, workload))
 
     def is_scaled_by(self, factor: float, tolerance: Tensor) -> bool:
-        """Whether every weight that is not 0 is the right one times a factor, to within the tolerance (T, 1)."""
+        """Return whether every weight that is not 0 is the right one times `factor`, within `tolerance` (T, 1)."""
         return bool(((self.dropped - factor * self.weights).abs().where(~self.zeros, 0.0) <= tolerance).all())
 
 
 def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) -> Inputs:
-    """Inputs in which the value of key j is unit vector j or, with `are_all_ones`, 1 in every column."""
+    """Draw inputs in which the value of key j is unit vector j or, with `are_all_ones`, 1 in every column."""
     drawn, keys = draw_normal(workload, seed), torch.arange(workload.kv_len)
     columns = slice(None) if are_all_ones else keys
     if workload.scope == "attention":
@@ -104,7 +105,7 @@ def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) ->
 
 
 def by_heads(output: Tensor, workload: Workload) -> Tensor:
-    """An output of either scope as (B, H, T, V), in float64 on the CPU."""
+    """Convert an output (B, H, T, V) or (B, T, H*V) to (B, H, T, V), in float64 on the CPU."""
     if workload.scope == "module":
         output = output.unflatten(-1, (workload.num_heads, workload.value_dim)).transpose(1, 2)
     return output.double().cpu()
@@ -137,7 +138,7 @@ def rescaled(trial: DropoutTrial) -> str:
 
 
 def of_weights(trial: DropoutTrial) -> str:
-    """Check that weights are dropped, not columns of the output: if all values are 1, all columns are equal."""
+    """Check that weights are dropped, not columns of the output: if all values are 1, all columns must be equal."""
     case = trial.case(place(unit_inputs(trial.workload, trial.seed, are_all_ones=True), trial.workload))
     with case.grad_mode():
         output = by_heads(case.output().detach(), trial.workload).where(trial.sees, 0.0)
@@ -150,8 +151,8 @@ def of_weights(trial: DropoutTrial) -> str:
 def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
     """Check that a weight is dropped independently of its neighbour in the next call, batch row, head, query or key.
 
-    The check fails if both of two neighbours are dropped, or both are kept, too often or too rarely for independent
-    draws; with `is_total`, only if that is so in every pair.
+    Two neighbours are alike if both are dropped or both are kept. The check fails if pairs are alike too often or too
+    rarely for independent draws; with `is_total`, only if all pairs are alike.
     """
     p, clear = trial.workload.dropout, trial.measurable.expand_as(trial.zeros)
     chance_to = p**2 + (1 - p) ** 2
@@ -173,7 +174,7 @@ def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
 
 
 def share(trial: DropoutTrial) -> str:
-    """Check that the dropped share is p, overall and for each call, batch row, head, query and key."""
+    """Check that the share of dropped weights is p: overall, and in each call, batch row, head, query and key."""
     zeros, p = trial.zeros & trial.measurable, trial.workload.dropout
     measurable, axes = trial.measurable.expand_as(zeros), range(zeros.dim())
     unlikely = []
@@ -190,14 +191,14 @@ def share(trial: DropoutTrial) -> str:
 
 
 def mean(trial: DropoutTrial) -> str:
-    """Check as `still_drops` does, at a longer length; in scope `attention`, that weights add up to 1 on average."""
-    longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged
-    plain = msgspec.structs.replace(longer, direction="forward")  # several small tiles
+    """Apply `still_drops` at a longer length; in scope `attention` weights must then add up to 1 on average."""
+    longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged  # several tiles
+    plain = msgspec.structs.replace(longer, direction="forward")
     return still_drops(trial.case(place(draw_normal(plain, trial.seed), plain), plain))
 
 
 def consistent(trial: DropoutTrial) -> str:
-    """Check that output and gradients come from the same draw."""
+    """Check that the output and the gradients of a call come from the same draw."""
     case, right = trial.case(), trial.right
     for _ in range(2000):  # until a draw keeps some weight
         with torch.enable_grad():
@@ -209,7 +210,7 @@ def consistent(trial: DropoutTrial) -> str:
     keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
     expected = right.answers_of(wrong("dropped", weights=after("weights", lambda weights: weights * keep)))
     observed = {"output": output.detach()} | gradients(case, output, right)
-    without = {  # as if nothing was dropped, with the same error in proportion
+    without = {  # the candidate's errors, rescaled, on top of the right answers without dropout
         name: each + (observed[name].double().cpu() - expected[name]) / trial.rescale
         for name, each in right.expected.items()
         if name in observed and (trial.sees.all() or observed[name].isfinite().all())
@@ -219,8 +220,8 @@ def consistent(trial: DropoutTrial) -> str:
 
 
 def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
-    """The two-sided p-value (n,) of each binomial count (n,) among `sizes` draws (n,) of probability `share`."""
-    from scipy.special import bdtr, bdtrc  # not needed in a worker that checks no dropout
+    """Compute the two-sided p-value (n,) of each binomial count (n,) in `sizes` (n,) draws of probability `share`."""
+    from scipy.special import bdtr, bdtrc  # imported here, because workers that check no dropout do not need it
 
     below, above = bdtr(counts.astype(float), sizes, share), bdtrc(counts.astype(float) - 1, sizes, share)
     return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)), dtype=np.float64)
@@ -242,10 +243,10 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
     """Try RULES in order, up to the first broken one; an exception of the candidate breaks a rule.
 
     Raises:
-        UncheckableError: the candidate does not support dropout, or not at these sizes: it raises NotImplementedError.
+        UncheckableError: the candidate raised NotImplementedError: it supports no dropout, or none at these sizes.
     """
     results, trial = list[RuleResult](), None
-    with torch.random.fork_rng([]):  # the host's generator
+    with torch.random.fork_rng([]):  # restores the state of the host's generator
         # The candidate can read this seed, so it must not reveal the seed of the inputs.
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed))))
         for name, rule in RULES.items():
@@ -254,7 +255,7 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
                 broken = rule(trial)
             except Exception as error:
                 broken = f"dropout cannot be checked: {words(error)}"
-                if type(error).__name__ == NotImplementedError.__name__:  # in another process, a class of this name
+                if type(error).__name__ == NotImplementedError.__name__:  # from another process: a class of this name
                     raise UncheckableError(broken) from error
             results.append(RuleResult(rule=name, holds=not broken, found=broken))
             if broken:
@@ -265,9 +266,9 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
 def still_drops(case: Case) -> str:
     """Check the dropout of a timed case; return a description of its error, or "".
 
-    Two calls must differ, if chance cannot make them equal. In scope `attention` all values are 1 in these calls: a
-    row's output is then the sum of its weights, whose mean over n independent rows is 1 within Hoeffding's bound, at
-    any length.
+    Two calls must differ, if it is very unlikely that chance makes them equal. In scope `attention` all values are 1 in
+    these calls, so that a row of the output is the sum of the row's weights. The mean of this sum over n independent
+    rows must be 1 within Hoeffding's bound, at any length.
     """
     workload, p = case.workload, case.workload.dropout
     ones = {"value": torch.ones_like(case.tensors["value"])} if workload.scope == "attention" else {}
@@ -275,7 +276,7 @@ def still_drops(case: Case) -> str:
         one, other = case.output(), case.output()
     empty = case.mask.empty
     num_rows = workload.num_heads * (workload.batch_size * workload.seq_len if empty is None else int((~empty).sum()))
-    rounding = min(16 * torch.finfo(one.dtype).eps, 2e-3) * float(one.abs().max())  # sums differ by their addresses
+    rounding = min(16 * torch.finfo(one.dtype).eps, 2e-3) * float(one.abs().max())  # roundings depend on addresses
     if distance(one, other) <= rounding and num_rows * math.log(p**2 + (1 - p) ** 2) < math.log(FALSE_ALARM):
         return "two calls drop the same, or nothing"
     if not ones:

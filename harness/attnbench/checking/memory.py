@@ -1,4 +1,4 @@
-"""Memory layouts of the same numbers: for query, key and value, for incoming gradients, and for masks."""
+"""Other memory layouts of query, key, value, incoming gradients and masks; other masks. Shapes as in the contract."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +15,14 @@ def transposed(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def offset(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Store a tensor one number after the start of a buffer, or the fewest that keep the alignment."""
+    """Store a tensor at an offset of one number in a buffer, or of the fewest numbers that keep `alignment_bytes`."""
     step = max(1, alignment_bytes // tensor.itemsize)
     buffer = torch.empty(tensor.numel() + step, dtype=tensor.dtype, device=tensor.device)
     return buffer[step:].view(tensor.shape).copy_(tensor)
 
 
 def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Store (B, H, T, K) as (B, T, H, K) with GAP unused numbers after each row, or more to keep the alignment."""
+    """Store (B, H, T, K) as (B, T, H, K) with GAP unused numbers after each row, or more so that rows are aligned."""
     moved = tensor.transpose(1, -2)
     step = max(1, alignment_bytes // tensor.itemsize)
     width = -(-(moved.shape[-1] + GAP) // step) * step
@@ -32,7 +32,7 @@ def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
 
 
 def longer(tensor: Tensor, _: int = 1) -> Tensor:
-    """The first rows of a longer tensor, as in a cache with room for more tokens."""
+    """Store a tensor as the first rows of a longer one, as in a cache with room for more tokens."""
     length = tensor.shape[-2]
     long = _unused((*tensor.shape[:-2], length + GAP, tensor.shape[-1]), tensor)
     long[..., :length, :] = tensor
@@ -40,18 +40,18 @@ def longer(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def _unused(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor of filler that must not be read: NaN, or True for a boolean one (1 for integers)."""
+    """Create filler that code must not read: NaN in floating-point tensors, True in boolean ones, 1 in integer ones."""
     return torch.full(shape, math.nan if like.is_floating_point() else 1, dtype=like.dtype, device=like.device)
 
 
 def packed(tensors: list[Tensor], axis: int) -> list[Tensor]:
-    """Tensors of one shape (B, H, T, K) as views of one buffer: (B, T, 3, H, K) for axis 2, (B, T, H, 3, K) for 3."""
+    """Store n tensors (B, H, T, K) as views of one buffer: (B, T, n, H, K) for axis 2, (B, T, H, n, K) for axis 3."""
     buffer = torch.stack([tensor.transpose(1, 2) for tensor in tensors], dim=axis)
     return [part.transpose(1, 2) for part in buffer.unbind(axis)]
 
 
 def _first_keys(mask: Tensor, score: float) -> Tensor:
-    """A bias (..., S) with `score` at the first FIRST_KEYS keys; a boolean mask is returned unchanged."""
+    """Return a bias (..., S) with `score` at the first FIRST_KEYS keys; return a boolean mask unchanged."""
     is_first = torch.arange(mask.shape[-1], device=mask.device) < FIRST_KEYS
     return mask.masked_fill(is_first, score) if mask.is_floating_point() else mask
 
@@ -62,15 +62,15 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "spread out in memory": gapped,
     "the first rows of longer tensors": longer,
 }
-"""By name: f(tensor, alignment in bytes) -> the same numbers in another memory layout."""
+"""Memory layouts by name: f(tensor, alignment in bytes) -> the same numbers in this layout."""
 # Names of forms in MASK_FORMS.
 OF_HEADS, OF_OTHERS = "one for each head", "one place further"
 OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
-"""Half precision has too few digits for the sum of a bias and CONSTANT."""
+"""A constant so large that half precision has too few digits for its sum with a bias."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 AT_INFINITY, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
-"""FIRST_KEYS is more keys than the first tile of any kernel has; -30000 is within the range of float16."""
+"""FIRST_KEYS is larger than the first tile of any kernel; -30000 is within the range of float16."""
 SAME_MASK: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
@@ -90,5 +90,5 @@ MASK_FORMS = SAME_MASK | {
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
 """Other forms in which a function may get its mask or bias, by name: f(mask, (B, H, T, S)) -> mask. Some are the same
-mask in another memory layout. Others are other masks: each key has its neighbour's visibility, the first keys are
-hidden, or all queries have the first one's row. Some code refuses some of the forms."""
+mask in another memory layout or dtype. Others are another mask, in which each key has its neighbour's visibility, the
+first keys are hidden, or all queries have the first query's row. Some code refuses some of the forms."""

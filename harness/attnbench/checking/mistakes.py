@@ -1,7 +1,8 @@
-"""The catalogue of known mistakes: the diagnosis names them, the tests plant them, the detection table counts them.
+"""The catalogue of known mistakes: the diagnosis names them, and `nox -s detection` counts how many the check finds.
 
-A mistake is the textbook form with some steps replaced (checking/steps.py). A generator yields every mistake of one
-kind that is possible at a workload. To add one without variants, add a line to a table below.
+A mistake is the textbook form with some steps replaced (checking/steps.py). Each function in KINDS yields the mistakes
+of one kind that are possible at a workload. To add one without variants, add a line to a table above `singles`. Shapes
+as in the contract; R chosen query rows.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from attnbench.workloads.workload import Workload, rotary_text
 
 Seen = Callable[[RowMask], Tensor]
 """A function that returns the visible keys: boolean (B, 1, R, S), or any shape that broadcasts to (B, H, R, S)."""
-WrongMask = tuple[str, str, Seen]  # the mistake's name, a detail, and the keys that are visible
+WrongMask = tuple[str, str, Seen]  # the mistake's name, a detail, and a function that returns the visible keys
 AT_END = "_bottom_right"
 ALIGNED = ("bottom_right_for_top_left", "top_left_for_bottom_right")
 CAUSAL: dict[type[Mask], str] = {
@@ -36,44 +37,44 @@ CAUSAL: dict[type[Mask], str] = {
     masks.CausalBottomRight: "aligned at the end (bottom-right)",
 }
 DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
-"""Masks that do not occur by mistake."""
+"""Masks that are not tried as wrong masks, because no code uses them by mistake."""
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
 MASK_TILES = (16, 32, 64, 128)  # keys in a tile
 BY_FIRST_ROW = "tiles_skipped_by_first_row"
-MOVES = (-1, 1, -2, 2, -3, 3)  # by which an argument of a mask may be off
+MOVES = (-1, 1, -2, 2, -3, 3)  # by how much an argument of a mask may be off
 MOST_ROWS = 256
-"""Masks that show the same keys to this many queries, evenly spaced, or to all if there are fewer, count as equal."""
+"""Masks with the same visible keys at this many evenly spaced queries, or at all if there are fewer, count as equal."""
 OPERANDS = {"query": (0,), "key": (1,), "value": (2,), "keys and values": (1, 2), "query, key and value": (0, 1, 2)}
-"""The indices of operands among those of the step `heads`."""
+"""Groups of operands, as indices among the arguments of the step `heads`."""
 OUTPUT = "output"
 BETWEEN_ROWS = {"batch_for_positions", "heads_for_positions", "query_key_swapped", "softmax_over_queries"}
-"""Mistakes with one form in which a query's answer depends on other queries: they need all query rows."""
+"""Mistakes without variants in which a query's answer depends on other queries: they need all query rows."""
 BLOCKS = (16, 32, 64, 128, 256)
 HEAD_BLOCKS = (2, 4, 8)
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # keys in a tile
 MOST_TILES = 12
 """With more tiles of one length, only those at both ends and in the middle are tried."""
-NUM_PARTS = (2, 3, 4, 8)  # into which the keys are split
+NUM_PARTS = (2, 3, 4, 8)  # numbers of parts into which the keys are split
 FILLS = (-10.0, -100.0, -1e3, -1e4, -2e4, -4e4, -65504.0)
-"""Scores of hidden keys instead of minus infinity."""
-WEAK = -1e3  # higher fills show on normal inputs
+"""Scores that code may give hidden keys instead of minus infinity."""
+WEAK = -1e3  # hidden keys with higher scores get weight on normal inputs
 FLOORS = (0.0, -10.0, -100.0, -1e3, -1e4, -65504.0)
 """Initial values of a running maximum instead of minus infinity."""
 TINY = 1e-37  # added to a sum, which may be 0 because of the floor
 TILE = "a tile"
-CLAMPS = (10.0, 20.0, 50.0, 80.0)  # largest absolute scores
+CLAMPS = (10.0, 20.0, 50.0, 80.0)  # largest absolute scores after clamping
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 WIDE = {"float32", "float64"}
-"""Dtypes whose tolerance shows a bias rounded to bfloat16, a small number in a sum, or a hidden key's small weight."""
+"""Dtypes whose tolerance shows a bias in bfloat16, a small extra term in a sum, or a hidden key's small weight."""
 
 
 def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
-    """Whether each query of `mask` sees each key under `other` and all of `others` (B, 1, R, S)."""
+    """Return whether each query of `mask` sees each key under `other` and all of `others`: boolean (B, 1, R, S)."""
     return reduce(and_, map(mask.seen_under, (other, *others)))
 
 
 def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Similar arguments: one doubled or halved, one or all off by up to 3, all equal, or in reverse order."""
+    """Yield similar arguments: one doubled or halved, one or all off by up to 3, all equal, or in reverse order."""
     for place, number in enumerate(numbers):
         for other in sorted({number + move for move in MOVES} | {2 * number, number // 2}):
             yield (*numbers[:place], other, *numbers[place + 1 :])
@@ -84,17 +85,17 @@ def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, Mask]]:
-    """Masks that a part may be confused with, each with the mistake's name."""
+    """Yield masks that code may use in place of `part`, each after the mistake's name; `sizes` are (B, T, S)."""
     kinds, name = masks.masks(), type(part).name
     numbers = tuple(part.table(*sizes).tolist()) if isinstance(part, masks.Padding) else part.arguments
     known = [("bottom_right_for_top_left", f"{name}{AT_END}", numbers)]
     if name.endswith(AT_END):
         known = [("top_left_for_bottom_right", name.removesuffix(AT_END), numbers)]
     known += (("mask_argument", name, near) for near in arguments_nearby(numbers))
-    readings = [(), numbers, numbers[:1], numbers[:2][::-1]]  # the numbers as other libraries read them
+    readings = [(), numbers, numbers[:1], numbers[:2][::-1]]  # how other libraries may read the numbers
     for n in numbers[:1]:
         readings += [(n, n), (n - 1, n - 1), (n, 0), (n - 1, 0), (n + 1,), (n // 2, n // 2)]
-    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those that users can write
+    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # kinds that users can write
         if not (kind.changes_scores or issubclass(kind, DRAWN)):
             known += (("mask_of_other_kind", kind.name, reading) for reading in dict.fromkeys(readings))
     for confused, other, arguments in known:
@@ -105,7 +106,7 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
 
 
 def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
-    """Each part of the mask ignored, or replaced by its neighbours."""
+    """Yield wrong masks in which one part is ignored, or replaced by one of its `neighbours`."""
     parts = tuple(part for part in workload.mask_rule.parts if part.hides)
     for part in parts:
         others = tuple(other for other in parts if other is not part)
@@ -116,7 +117,7 @@ def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
 
 
 def by_head(mask: RowMask) -> Tensor:
-    """The mask of batch row (b * H + h) mod B for head h of batch row b: (B, H, R, S)."""
+    """Return, for head h of batch row b, the mask of batch row (b * H + h) mod B: boolean (B, H, R, S)."""
     batch_size, num_heads = mask.sizes[0], mask.num_heads
     place = torch.arange(batch_size * num_heads).view(batch_size, num_heads) % batch_size
     return mask.seen[place, 0]
@@ -136,11 +137,11 @@ CHANGED: dict[str, Seen] = {
         else mask.seen
     ),
 }
-"""The whole mask ignored, inverted, or applied to other queries, rows or heads."""
+"""The whole mask ignored, inverted, or applied to other queries, rows or heads, by the mistake's name."""
 
 
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The whole mask changed, or skipped in some tiles."""
+    """Yield wrong masks: the whole mask changed, the mask or keys skipped in some tiles, or the last keys hidden."""
     rule = workload.mask_rule
     for name, seen in CHANGED.items() if rule.hides else ():
         is_padding = isinstance(rule, masks.Padding) and name == "mask_ignored"
@@ -149,20 +150,20 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
         if tile < workload.kv_len:
             yield "mask_skipped_in_tiles", f"{words}, of {tile} keys", partial(also_seen, tile=tile, skips=skips)
     for tile in MASK_TILES if rule.hides and workload.batch_size > 1 else ():
-        yield BY_FIRST_ROW, f"tiles of {tile} keys", partial(seen_by_first_row, tile=tile)
+        yield BY_FIRST_ROW, "", partial(seen_by_first_row, tile=tile)
     if workload.seq_len < workload.kv_len:
         first = lambda mask: mask.seen & (mask.keys < mask.sizes[1])  # noqa: E731
         yield "keys_cut", f"the first {workload.seq_len} of {workload.kv_len}", first
 
 
 def also_seen(mask: RowMask, tile: int, skips: Callable[..., Tensor]) -> Tensor:
-    """The visible keys, and all keys in tiles for which `skips(key's tile, query's tile, number of tiles)` is true."""
+    """Return the visible keys, and all keys in tiles where `skips(key's tile, query's tile, number of tiles)` holds."""
     number = -(-mask.sizes[2] // tile)
     return mask.seen | skips(mask.keys // tile, mask.queries // tile, number)
 
 
 def seen_by_first_row(mask: RowMask, tile: int) -> Tensor:
-    """The visible keys in tiles of which batch row 0 sees a key."""
+    """Return the visible keys, but only those in tiles of which batch row 0 sees a key."""
     seen = mask.seen[:1].any(dim=-2, keepdim=True)  # (1,1,1,S)
     tiles = torch.stack([part.any(dim=-1) for part in seen.split(tile, dim=-1)], dim=-1)
     return mask.seen & tiles.repeat_interleave(tile, dim=-1)[..., : seen.shape[-1]]
@@ -173,20 +174,20 @@ SKIPPED: dict[str, Callable[..., Tensor]] = {
     "it is applied only to the first tile": lambda key, _, __: key > 0,
     "it is applied only to the last tile": lambda key, _, number: key < number - 1,
 }
-"""Whether a tile skips the mask and shows every key: f(key's tile, query's tile, number of tiles) -> bool."""
+"""Whether the mask is skipped in a tile, which shows all keys: f(key's tile, query's tile, number of tiles) -> bool."""
 
 
 def joined_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The mask joined with a causal one, of either alignment, if no part of it is causal."""
+    """Yield the mask combined with a causal one, of either alignment, if no part of it is causal."""
     rule = workload.mask_rule
     for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
         yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
 
 
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:
-    """Every distinct wrong mask as a mistake of the forward pass.
+    """Yield every distinct wrong mask, as a mistake.
 
-    With a single query, a mask aligned at the other end may equal an ignored one; both are then listed.
+    With a single query, a mask aligned at the other end may equal an ignored one; both are then yielded.
     """
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (workload.batch_size, workload.num_heads, -1, -1)
@@ -204,14 +205,14 @@ def wrong_masks(workload: Workload) -> Iterator[Mistake]:
 
 
 def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The step that reads `operand`, one of OPERANDS, or returns the output, with `change` applied to that tensor."""
+    """Return the step, by its name, that applies `change` to a group of operands in OPERANDS, or to OUTPUT."""
     if operand == OUTPUT:
         return {"context": after("context", change)}
     return {"heads": before("heads", change, *OPERANDS[operand])}
 
 
 def orders(number: int) -> Iterator[tuple[str, list[int]]]:
-    """Distinct wrong orders of `number` things, as indices, each after its description."""
+    """Yield distinct wrong orders of `number` items as lists of indices, each after its description."""
     things = list(range(number))
     known = {
         "in reverse": things[::-1],
@@ -230,13 +231,13 @@ def orders(number: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def reordered(workload: Workload) -> Iterator[Mistake]:
-    """Query, key, value, keys with their values, or the output: with an axis in another order, or two axes mixed up."""
+    """Yield mistakes that reorder an axis of query, key, value, keys with values, or output, or mix up two axes."""
     of_query, of_key = workload.num_heads, workload.num_kv_heads
     for operand in (*list(OPERANDS)[:-1], OUTPUT):
         sizes = {"batch row": workload.batch_size}
         if operand not in {"query", OUTPUT}:
             sizes |= {"head": of_key, "position": workload.kv_len}
-        elif operand == OUTPUT:  # the query's other axes are as for keys and values, or the output
+        elif operand == OUTPUT:  # reordering a query's other axes equals one of the other cases
             sizes |= {"head": of_query, "position": workload.seq_len}
         for dim, (axis, number) in enumerate(sizes.items()):
             for words, order in orders(number):
@@ -261,9 +262,10 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_blocks(workload: Workload) -> Iterator[Mistake]:
-    """Heads read keys and values of a block with a similar number, or of the first head of their own block.
+    """Yield mistakes in which query heads read keys and values of the wrong head.
 
-    Block b * H + h, head h of batch row b, reads those of that number modulo a power of 2.
+    Head h of batch row b is block b * H + h. It reads those of this number modulo a power of 2, or those of the first
+    of 2, 4 or 8 neighbouring heads.
     """
     number = workload.batch_size * workload.num_heads
     for most in (power for power in BLOCKS if power < number):
@@ -276,14 +278,14 @@ def other_blocks(workload: Workload) -> Iterator[Mistake]:
 
         yield wrong("block_index_cut", f"block n reads the keys and values of block n % {most}", heads=read)
     heads, readers = torch.arange(workload.num_heads), workload.num_heads // workload.num_kv_heads
-    for size in (size for size in HEAD_BLOCKS if 1 < readers and readers % size and size < workload.num_heads):
+    for size in (size for size in HEAD_BLOCKS if readers > 1 and readers % size and size < workload.num_heads):
         group = heads // size * size // readers
         other = lambda query, key, value, _, group=group: (query, key[:, group], value[:, group])  # noqa: E731
         yield wrong("key_head_of_the_first", f"blocks of {size} heads", heads=other)
 
 
 def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
-    """Query head h reads key/value head h % G."""
+    """Return the operands if query head h reads key/value head h % G, instead of h // (H / G)."""
     times = query.shape[1] // key.shape[1]
     return query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
 
@@ -291,7 +293,10 @@ def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[
 def regrouped(
     regroup: Callable[[list[Tensor]], Iterable[Tensor]], kinds: tuple[str, ...] = ("", "_bias")
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The step `projection` with the weights (H, K, D), biases (H, K), or both, of query, key and value regrouped."""
+    """Return the step `projection` in which `regroup` changes the weights of query, key and value (H, K, D).
+
+    `kinds` contains "" to regroup weights, and "_bias" to regroup biases (H, K).
+    """
 
     def projected(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, ...]:
         tensors = weights.filled().tensors()
@@ -319,7 +324,7 @@ def in_thirds(parts: list[Tensor]) -> Tensor:
 
 
 def projections(workload: Workload) -> Iterator[Mistake]:
-    """Projections of query, key and value in another order, in scope `module`."""
+    """Yield mistakes that exchange the weights of the projections, or only their biases, in scope `module`."""
     groups, width, value = workload.num_kv_heads, workload.head_dim, workload.value_dim
     shapes = [(workload.num_heads, width), (groups, width), (groups, value)]
     for order in itertools.permutations(range(3)) if workload.scope == "module" else ():
@@ -333,7 +338,7 @@ def projections(workload: Workload) -> Iterator[Mistake]:
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
-    """The keys after the last whole tile of each usual length, and those of whole tiles, each after its description."""
+    """Yield ranges of keys, each after its description: tiles of usual lengths, and keys after the last whole tile."""
     lengths = [tile for tile in TILE_LENS if tile < length]
     for start in sorted({length // tile * tile for tile in lengths if length % tile}):
         yield "what lies past the last whole tile", range(start, length)
@@ -345,14 +350,14 @@ def tiles_of(length: int) -> Iterator[tuple[str, range]]:
 
 
 def counted(scores: Tensor, mask: RowMask, keys: range, times: int) -> Tensor:
-    """The masked scores (B, H, R, S) with which the softmax counts `keys` `times` times; 0 leaves them out."""
+    """Return masked scores (B, H, R, S) for which the softmax counts `keys` several `times`, or never if that is 0."""
     among = (keys.start <= mask.keys) & (mask.keys < keys.stop)
-    more = scores.new_full((), times).log()  # -inf for never
+    more = scores.new_full((), times).log()  # -inf for 0 times
     return hide(mask.changed(scores).where(~among, mask.changed(scores) + more), mask.seen)
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """One tile or part of the keys is left out or counted twice."""
+    """Yield mistakes that leave out, or count twice, one tile or part of the keys."""
     for what, keys in tiles_of(workload.kv_len):
         where = f"the {len(keys)} keys {keys[0]} to {keys[-1]}" if len(keys) > 1 else f"key {keys[0]}"
         name = "tile_dropped" if what == TILE else "last_partial_tile_dropped"
@@ -370,16 +375,16 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
 
 
 def partial_softmaxes(masked: Tensor, mask: RowMask, lengths: tuple[int, ...], merge: str) -> Tensor:
-    """The weights (B, H, R, S) if each part of the keys has its own softmax, and their outputs are merged wrongly.
+    """Return the weights (B, H, R, S) if each part of the keys has its own softmax, and the outputs are merged wrongly.
 
-    They are added up or, if `merge` is "averaged", divided by the number of parts that see a key.
+    The outputs are added up or, if `merge` is "averaged", divided by the number of parts in which the query sees a key.
     """
     whole = torch.cat([usual(part, mask) for part in masked.split(lengths, dim=-1)], dim=-1)
     return whole if merge == "added up" else whole / whole.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
-    """An online softmax that does not rescale its sum, its output, or both when the maximum grows."""
+    """Compute an online softmax that does not rescale its "sum", "output" or both ("maximum") if the maximum grows."""
     maximum, powers = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min), []
     for scores in masked.split(tile, dim=-1):
         maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
@@ -390,13 +395,13 @@ def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
 
 
 def by_first_tile(masked: Tensor, _: RowMask, tile: int) -> Tensor:
-    """A softmax that subtracts the maximum of the first tile from all scores."""
+    """Compute a softmax that subtracts the maximum of the first tile from all scores."""
     powers = (masked - masked[..., :tile].amax(dim=-1, keepdim=True)).exp()
     return powers / powers.sum(dim=-1, keepdim=True)
 
 
 def merges(workload: Workload) -> Iterator[Mistake]:
-    """Softmaxes over tiles or parts that are merged wrongly."""
+    """Yield mistakes that merge softmaxes over tiles or parts of the keys wrongly."""
     if workload.sinks != "none":
         return
     tile_lens, keys = [tile for tile in TILE_LENS if tile < workload.kv_len], torch.arange(workload.kv_len)
@@ -414,7 +419,7 @@ def merges(workload: Workload) -> Iterator[Mistake]:
 
 
 def scales(workload: Workload) -> Iterator[Mistake]:
-    """Scores with another scale."""
+    """Yield mistakes that scale the scores by a wrong factor."""
     right, width, root = workload.score_scale, workload.head_dim, math.sqrt(workload.head_dim)
     factors = [
         ("no_scale", 1.0),
@@ -437,23 +442,23 @@ def scales(workload: Workload) -> Iterator[Mistake]:
 
 
 def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> Tensor:
-    """The scores of only the first `width` columns, with the scale for `scaled` columns."""
+    """Compute the scores from only the first `width` columns, with the scale of heads `scaled` columns wide."""
     return product(query[..., :width], key[..., :width].mT) * mask.scale_for(scaled)
 
 
 def emptied(context: Tensor, width: int) -> Tensor:
-    """The outputs (B, H, R, V) with 0 after the first `width` columns."""
+    """Return the outputs (B, H, R, V) with 0 after the first `width` columns."""
     return context * (torch.arange(context.shape[-1]) < width)
 
 
 def turned(query: Tensor, key: Tensor, mask: RowMask, workload: Workload, turn: Callable[..., Tensor]) -> Tensor:
-    """The scores of query and key, rotated by `turn(heads, positions)` instead of the workload's rotation."""
+    """Compute the scores if `turn(heads, positions)` rotates query and key, instead of the workload's rotation."""
     query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
     return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
 
 
 def widths(workload: Workload) -> Iterator[Mistake]:
-    """Scores of queries and keys that are truncated, or rotated otherwise than the workload says."""
+    """Yield mistakes that truncate queries and keys, or rotate them by another rotary embedding than the workload's."""
     width = workload.head_dim
     for first in sorted({2**power for power in range(9)} | {width - 1, workload.value_dim}):
         for scaled, more in {width: "", first: ", scaled for that width"}.items():
@@ -462,7 +467,12 @@ def widths(workload: Workload) -> Iterator[Mistake]:
                 yield wrong("width_cut", f"the first {first} of {width}{more}", scores=change)
                 if first < workload.value_dim:
                     values = after("context", partial(emptied, width=first))
-                    yield wrong("width_cut", f"the first {first} of {width}{more}, and of the values", scores=change, context=values)
+                    yield wrong(
+                        "width_cut",
+                        f"the first {first} of {width}{more}, and of the values",
+                        scores=change,
+                        context=values,
+                    )
     for base, style in itertools.product(ROTARY_BASES, ("halves", "interleaved") if width % 2 == 0 else ()):
         turn = partial(oracle.rotated, base=base, is_interleaved=style == "interleaved")
         change = partial(turned, workload=workload, turn=turn)
@@ -482,7 +492,7 @@ def widths(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-    """Rotations by wrong angles, each after its description: of another width, or computed in half precision."""
+    """Yield wrong rotations, each after its description: angles of another width or in half precision, or in place."""
     width, base, is_interleaved = workload.head_dim, workload.rotary_base, workload.rotary.startswith("inter")
     powers = torch.arange(width // 2, dtype=torch.float64) / (width // 2)
 
@@ -509,7 +519,7 @@ def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]
 
 
 def in_place_of(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
-    """Rotate (B, H, T, K), but read the first column of each pair after it was written."""
+    """Rotate a query or key (B, H, T, K), but read the first column of each pair after it was overwritten."""
     num_pairs = heads.shape[-1] // 2
     angles = places.double()[:, None] * base ** -(torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
@@ -526,15 +536,15 @@ POSITIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "they begin again at 512": lambda at: at % 512,
     "they begin again at 1024": lambda at: at % 1024,
 }
-"""Wrong positions of a rotary embedding; a shift of all changes nothing."""
+"""Wrong positions of a rotary embedding, by description. Shifting all positions is no mistake: it changes no score."""
 
 
 def unusual(
     masked: Tensor, _: RowMask, *, floor: float | None = None, most: float = math.inf, more: float = 0.0
 ) -> Tensor:
-    """A softmax of scores clamped to -most..most, with `more` added to the sum.
+    """Compute a softmax of scores clamped to -most..most, with `more` added to the sum of exponentials.
 
-    It subtracts the maximum, but at least `floor`; without `floor` it subtracts nothing.
+    It subtracts the row's maximum, or `floor` if that is larger; if `floor` is None, it subtracts nothing.
     """
     top = 0.0 if floor is None else masked.amax(dim=-1, keepdim=True).clamp(min=floor)
     powers = (masked.clamp(-most, most) - top).exp().where(masked > -math.inf, 0.0)
@@ -542,7 +552,7 @@ def unusual(
 
 
 def softmaxes(workload: Workload) -> Iterator[Mistake]:
-    """Softmaxes that subtract no maximum or one with a floor, clamp scores, or have an extra term in the sum."""
+    """Yield softmaxes that subtract no maximum or one with a floor, clamp scores, or have an extra term in the sum."""
     eps = (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ()
     forms: list[tuple[str, str, dict[str, Any]]] = [
         ("no_maximum", "large scores overflow", {}),
@@ -557,13 +567,13 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
 
 
 def fills(workload: Workload) -> Iterator[Mistake]:
-    """Hidden keys that have a finite score, or a finite number added to their own score."""
+    """Yield mistakes that give hidden keys a finite score, or add a finite number to their scores."""
     if not workload.mask_rule.hides:
         return
     nothing: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks) * m.seen.any(dim=-1, keepdim=True)  # noqa: E731
     for fill in FILLS:
         name = "mask_too_weak" if fill > WEAK else "finite_fill"
-        about = f"about {fill:g}" if fill > WEAK else f"{fill:g} or lower"  # the weakest that explains it is named
+        about = f"about {fill:g}" if fill > WEAK else f"{fill:g} or lower"  # of fills that fit, the weakest is named
         filled = lambda x, m, fill=fill: m.changed(x).where(m.seen, fill)  # noqa: E731
         yield wrong(name, about, masked_scores=filled, weights=nothing)
         added = lambda x, m, fill=fill: m.changed(x) + (~m.seen * fill).to(x.dtype)  # noqa: E731
@@ -572,7 +582,7 @@ def fills(workload: Workload) -> Iterator[Mistake]:
 
 
 def biases(workload: Workload) -> Iterator[Mistake]:
-    """Biases that are never added, of other heads, with the opposite sign, with other slopes, or rounded."""
+    """Yield mistakes about biases: never added, of other heads, of opposite sign, with other slopes, or rounded."""
     parts = [part for part in workload.mask_rule.changes if part.is_additive]
     for part in parts:
         without = with_bias(lambda bias, each, part=part: bias * (type(each) is not type(part)))  # type: ignore[misc]
@@ -593,7 +603,7 @@ def biases(workload: Workload) -> Iterator[Mistake]:
 
 
 def slopes_of(num_heads: int) -> Iterator[tuple[str, Tensor]]:
-    """Other slopes of ALiBi (H, 1, 1), each after its description."""
+    """Yield ALiBi slopes (H, 1, 1) by other formulas, each after its description; some may equal the right slopes."""
     place = torch.arange(1, num_heads + 1, dtype=torch.float64)[:, None, None]
     for words, number in {
         f"they are 2^(-8 h / {num_heads}), as if {num_heads} were a power of 2": num_heads,
@@ -605,7 +615,10 @@ def slopes_of(num_heads: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def unshifted(masked: Tensor, mask: RowMask, *, is_in_maximum: bool) -> Tensor:
-    """The weights if the sink joins the sum without the maximum that is subtracted from the scores."""
+    """Compute the weights if the maximum is subtracted from the scores, but not from the sink.
+
+    With `is_in_maximum`, the sink counts in this maximum.
+    """
     assert mask.sinks is not None
     sinks = mask.sinks.to(masked.dtype)
     top = masked.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(masked.dtype).min)
@@ -615,7 +628,7 @@ def unshifted(masked: Tensor, mask: RowMask, *, is_in_maximum: bool) -> Tensor:
 
 
 def sinks(workload: Workload) -> Iterator[Mistake]:
-    """Sinks that are those of other heads, or count more than once."""
+    """Yield mistakes about sinks: of other heads, without the maximum subtracted, or counted more than once."""
     if workload.sinks == "none":
         return
     for words, order in orders(workload.num_heads):
@@ -629,17 +642,17 @@ def sinks(workload: Workload) -> Iterator[Mistake]:
 
 
 def uncapped(scores: Tensor, mask: RowMask) -> Tensor:
-    """The masked scores without the softcap."""
+    """Return the masked scores without the softcap."""
     return hide(reduce(mask.change, (part for part in mask.rule.changes if part.is_additive), scores), mask.seen)
 
 
 def usual(masked: Tensor, _: RowMask, dim: int = -1) -> Tensor:
-    """The softmax over the keys, or over another axis; 0 where everything is hidden."""
+    """Compute the softmax over the keys, or over axis `dim`; 0 where everything is hidden."""
     return masked.softmax(dim=dim).nan_to_num(0.0)
 
 
 Table = dict[str, dict[str, Any]]
-"""Mistakes with one form, by name: the changed steps. Their words are those of `attnbench explain`."""
+"""Mistakes without variants: the replaced steps, by the mistake's name, which `attnbench explain` describes."""
 OF_HEADS: Table = {
     "heads_for_positions": {  # attention among the heads of one position
         "heads": after("heads", lambda operands: tuple(each.transpose(1, 2) for each in operands)),
@@ -699,7 +712,7 @@ OF_SOFTCAP: Table = {
 
 
 def singles(workload: Workload) -> Iterator[Mistake]:
-    """The mistakes with one form that are possible at a workload."""
+    """Yield the mistakes without variants that are possible at a workload."""
     rule, heads, groups = workload.mask_rule, workload.num_heads, workload.num_kv_heads
     is_module = workload.scope == "module"
     is_packed = (heads, workload.head_dim) == (groups, workload.value_dim)
@@ -726,13 +739,13 @@ KINDS = (
 
 
 def catalogue(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake that is possible at this workload."""
+    """Yield every mistake that is possible at this workload, except those of the backward pass alone."""
     for generator in KINDS:
         yield from generator(workload)
 
 
 def where_nothing_is_seen(kind: str, fill: Callable[[Tensor], Tensor]) -> Mistake:
-    """The textbook form in which queries that see no key have the scores `fill(scores)`."""
+    """Create the textbook form in which queries that see no key get the scores `fill(scores)`, instead of -inf."""
 
     def filled(scores: Tensor, mask: RowMask) -> Tensor:
         changed = mask.changed(scores)
@@ -746,4 +759,4 @@ FINITE = {
     "mean": where_nothing_is_seen("mean", torch.zeros_like),
     "all": where_nothing_is_seen("all", lambda scores: scores),
 }
-"""The forms that give finite answers to queries that see no key, by their names in CONVENTIONS."""
+"""The textbook forms that give queries without visible keys a finite answer, by their names in CONVENTIONS."""

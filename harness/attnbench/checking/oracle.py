@@ -1,7 +1,8 @@
 """The oracle: attention in float64, one batch row and head at a time; and textbook forms as yardsticks for errors.
 
-It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients come from
-automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
+The oracle shares no code with any implementation. Its gradients come from automatic differentiation. A yardstick is
+correct code in the workload's own dtype: its error shows how large the error of correct code may be. Shapes as in the
+contract; R is the number of chosen query rows. Source: https://arxiv.org/abs/1706.03762, section 3.2.
 """
 
 import itertools
@@ -25,27 +26,27 @@ Heads = tuple[Tensor, Tensor, Tensor]
 EVERY = slice(None)  # all batch rows, or all heads
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
-"""Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, one row per tile and the edges."""
+"""Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, only those of `checked_rows`."""
 PART_PAIRS = 2**25
-"""With more scores (B * H * R * S), batch rows, heads and blocks of rows are processed separately, to limit memory."""
+"""With more scores (B * H * R * S), each batch row, head and block of rows is computed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16  # rows; `checked_rows` draws one row of each tile
-MOST_TILES = 512  # tiles of one workload, which are larger than SMALLEST_TILE at long lengths
+MOST_TILES = 512  # most tiles of one workload; at long lengths they are larger than SMALLEST_TILE
 
 
 def on_host(workload: Workload) -> Workload:
-    """The workload on which the oracle judges code in another process: on the host, unless there are many scores.
+    """Return the workload with which the oracle judges code of another process: on the host if it has few scores.
 
-    Each of the oracle's thousands of small operations would be a launch on the device. With another matmul precision
-    than `highest` the workload stays on its device, because TF32 exists only there.
+    On a GPU, each of the oracle's thousands of small operations would be a kernel launch. With a
+    `float32_matmul_precision` other than `highest` the workload stays on its device, because TF32 exists only there.
     """
     is_small = workload.num_scores <= FULL_CHECK_PAIRS and workload.float32_matmul_precision == MATMUL_PRECISIONS[0]
     return msgspec.structs.replace(workload, device="cpu") if is_small else workload
 
 
 def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
-    """The query rows to compare (R,), in order: all, or at long lengths the edges and a random one of each tile."""
+    """Choose the query rows to compare (R,), sorted: all or, at long lengths, edges and a random row of each tile."""
     query_len = workload.seq_len
     if workload.num_scores <= FULL_CHECK_PAIRS:
         return torch.arange(query_len)
@@ -63,7 +64,7 @@ class RowMask:
     rule: Mask
     sizes: tuple[int, int, int]  # B, T, S
     num_heads: int
-    rows: Tensor  # (R,) the queries' indices
+    rows: Tensor  # (R,) indices of the queries
     device: torch.device | str = "cpu"
     scale: float | None = None  # None: 1 / sqrt(K)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and tensors of learned biases
@@ -72,18 +73,18 @@ class RowMask:
     heads: slice = field(default_factory=lambda: EVERY)
 
     def part(self, row: int, head: int) -> "RowMask":
-        """The mask of one batch row and head, which looks up visible keys in the whole mask; a part returns itself."""
+        """Return the mask of one batch row and head, with visible keys from the whole mask; a part returns itself."""
         if self.whole is not None:
             return self
         return replace(self, whole=self, batch=slice(row, row + 1), heads=slice(head, head + 1))
 
     def scale_for(self, head_dim: int) -> float:
-        """The factor of products of queries and keys of width `head_dim`."""
+        """Return the factor by which products of queries and keys of width `head_dim` are multiplied."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def sinks(self) -> Tensor | None:
-        """The score of each head's sink (H, 1, 1), or None."""
+        """The score of each head's sink (H, 1, 1), or None without sinks."""
         return self.inputs["sinks"][self.heads, None, None] if "sinks" in self.inputs else None
 
     @property
@@ -102,11 +103,11 @@ class RowMask:
         return self.seen_under(self.rule) if self.whole is None else self.whole.seen[self.batch]
 
     def seen_under(self, rule: Mask) -> Tensor:
-        """Whether each query sees each key under another mask (B, 1, R, S)."""
+        """Return whether each query sees each key under another mask, `rule`: boolean (B, 1, R, S)."""
         return torch.from_numpy(rule.dense(*self.sizes, rows=self.rows.cpu().numpy()).copy())[:, None].to(self.device)
 
     def bias(self, part: Mask) -> Tensor:
-        """The numbers that an additive mask adds (H, R, S), in float64; (B, H, R, S) and unchanged if learned."""
+        """Return the bias of an additive `part`: (H, R, S) in float64, or (B, H, R, S) in its own dtype if learned."""
         batch_size, query_len, key_len = self.sizes
         if part.is_learned:
             index = part.index(self.queries, self.keys, key_len - query_len, key_len)
@@ -119,11 +120,11 @@ class RowMask:
         return bias.double().to(self.device)
 
     def change(self, scores: Tensor, part: Mask) -> Tensor:
-        """The scores (B, H, R, S) changed by one part of the mask."""
+        """Apply one part of the mask to the scores (B, H, R, S): add its bias, or transform them, as a softcap does."""
         return scores + self.bias(part).to(scores.dtype) if part.is_additive else part.transform(scores)
 
     def changed(self, scores: Tensor) -> Tensor:
-        """The scores (B, H, R, S) after every change and before hiding."""
+        """Apply every part of the mask that changes the scores (B, H, R, S); keys are not hidden yet."""
         for part in self.rule.changes:
             scores = self.change(scores, part)
         return scores
@@ -132,7 +133,7 @@ class RowMask:
 def row_mask(
     workload: Workload, rows: Tensor, device: torch.device | str = "cpu", inputs: Mapping[str, Tensor] | None = None
 ) -> RowMask:
-    """The workload's mask at the query rows `rows` (R,); without `inputs` it has no sinks and no learned biases."""
+    """Create the workload's mask at the query rows `rows` (R,); without `inputs` it has no sinks or learned biases."""
     operands = {name: tensor for name, tensor in (inputs or {}).items() if name in workload.operands}
     return RowMask(
         rule=workload.mask_rule,
@@ -146,9 +147,9 @@ def row_mask(
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, R, V).
+    """Compute the oracle: query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V) -> context (B, H, R, V).
 
-    A row that sees no key gives 0.
+    Query head h reads key/value head h // (H / G). A row that sees no key gives 0.
     """
     batch_size, num_heads, num_rows, head_dim = query.shape
     results = []
@@ -170,18 +171,19 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, detaches: bool = False) -> Tensor:
-    """The plain textbook form, all heads at once, each step rounded to the dtype of its inputs: a yardstick.
+    """Compute the plain textbook form for all heads at once, each step rounded to the inputs' dtype: a yardstick.
 
-    The gradient of the maximum is 0 except for roundings, which go to each query's best key; some code detaches it.
+    Shapes are those of `attend`. The gradient of the row maximum is 0 except for roundings, which go to the key with
+    the maximum. With `detaches` no gradient flows through the maximum, as in code that detaches it.
     """
     return _softmax(_masked_scores(query, key, mask), mask, detaches=detaches) @ _all_heads(value, query)
 
 
 def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed: int) -> Tensor:
-    """The textbook form with random signs in its backward pass, so that terms of gradients do not cancel.
+    """Compute the textbook form with random signs in its backward pass, so that the terms of a gradient do not cancel.
 
-    It measures the size of these terms, because roundings are proportional to them even if they nearly cancel, as when
-    all scores are shifted.
+    Its gradients show the size of their terms. Roundings are proportional to this size, even if the terms nearly
+    cancel, as they do when all scores are shifted.
     """
     value, signs = _all_heads(value, query), torch.empty(0)
 
@@ -198,12 +200,12 @@ def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed:
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """The textbook form with FlashAttention's backward pass: as accurate, but it rounds at other steps.
+    """Compute the textbook form with FlashAttention's backward pass: a yardstick that rounds at other steps.
 
-    Its backward pass perturbs the output: by a rounding in each number, because other code sums in another order, and
-    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp. With
-    weights P, dP = dO V^T and D = rowsum(dO * O), the gradient of `form` with respect to the scores is P * (dP - D). A
-    sink is one more key with value 0.
+    The backward pass uses an output with two perturbations. Each number is off by one rounding, because other code sums
+    in another order. Each row is off by one rounding of its logsumexp, of float32 at least, because other code merges
+    parts of a row by their logsumexp. With weights P, dP = dO V^T and D = rowsum(dO * O), the gradient of `form` with
+    respect to the scores is P * (dP - D). A sink is one more key with value 0.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
@@ -233,13 +235,13 @@ def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
 def _masked_scores(
     query: Tensor, key: Tensor, mask: RowMask, change: Callable[[Tensor], Tensor] = lambda scores: scores
 ) -> Tensor:
-    """(B, H, R, K), (B, G, S, K) -> (B, H, R, S), passed through `change` before keys are hidden."""
+    """Compute masked scores: (B, H, R, K), (B, G, S, K) -> (B, H, R, S); `change` is applied before keys are hidden."""
     scores = (query @ _all_heads(key, query).transpose(-2, -1)) * mask.scale_for(query.shape[-1])
     return change(mask.changed(scores)).masked_fill(~mask.seen, -math.inf)
 
 
 def _softmax(scores: Tensor, mask: RowMask, *, detaches: bool = True) -> Tensor:
-    """The weights (B, H, R, S) of masked scores; 0 for a query that sees no key."""
+    """Compute weights (B, H, R, S) from masked scores; 0 for a query that sees no key. `detaches`: as in `textbook`."""
     num_keys = scores.shape[-1]
     if mask.sinks is not None:
         scores = torch.cat([scores, mask.sinks.expand(*scores.shape[:-1], 1)], dim=-1)
@@ -250,7 +252,7 @@ def _softmax(scores: Tensor, mask: RowMask, *, detaches: bool = True) -> Tensor:
 
 
 def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
+    """Project tokens (B, T, D) and context (B, S, D) to query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
 
     def through(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         projected = torch.einsum("btd,hkd->bhtk", tokens, weight)
@@ -265,18 +267,18 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
 
 Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # correct forms that round differently
-OF_MOVED: tuple[Form, ...] = (partial(textbook, detaches=True), recomputed)  # for inputs moved by a rounding
+OF_MOVED: tuple[Form, ...] = (partial(textbook, detaches=True), recomputed)  # yardsticks on inputs moved by a rounding
 
-
-SCATTERED: tuple[Form, ...] = tuple(partial(scattered, seed=seed) for seed in range(3))  # one may be small by chance
+# Three seeds, because the gradients of one may be small by chance.
+SCATTERED: tuple[Form, ...] = tuple(partial(scattered, seed=seed) for seed in range(3))
 
 
 def weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The weights (B, H, T, S) of `attend`, which maps values (B, G, S, V) to a context (B, H, T, V).
+    """Recover the weights (B, H, T, S) of `attend`, a function from values (B, G, S, V) to a context (B, H, T, V).
 
     Attention is linear in its values: if column j of the values is 1 at one key and 0 elsewhere, column j of the
-    context is the weight of that key. `like` has the shape, dtype and device of the values; each call recovers the
-    weights of V keys.
+    context is the weight of that key. So each call of `attend` recovers the weights of V keys. `like` has the shape,
+    dtype and device of the values.
     """
     key_len, width = like.shape[-2:]
     columns = []
@@ -296,10 +298,10 @@ def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
     on_step: Callable[[], object] = lambda: None,
     change: Callable[[RowMask], RowMask] = lambda mask: mask,
 ) -> Tensor:
-    """The output of a workload at the chosen query rows in the dtype of `inputs`, by the oracle or another form.
+    """Compute a workload's output at the query rows `rows` (R,), with the oracle or another form.
 
-    It is computed on the inputs' device; `on_step` is called before each part. `change` alters the mask.
-    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) without an output projection.
+    The output has the dtype and device of `inputs`. `change` alters the mask. `on_step` is called before each part of
+    the work. Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) without an output projection.
     """
     query, key, value = heads(workload, inputs, rows)
     mask = change(row_mask(workload, rows, query.device, inputs.tensors))
@@ -310,10 +312,10 @@ def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
 def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
 ) -> Tensor:
-    """A form's result (B, H, R, V); at more than PART_PAIRS scores, by one batch row, head and block of rows at a time.
+    """Compute a form (B, H, R, V); with more than PART_PAIRS scores, one batch row, head and block of rows at a time.
 
-    `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part's
-    scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
+    `on_step` is called before each part, in the forward pass and again in the backward pass, which recomputes the
+    part's scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
     if (
@@ -344,7 +346,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
 
 
 def output(attended: Tensor, weights: Weights) -> Tensor:
-    """Heads side by side, then the output projection if there is one: (B, H, R, V) -> (B, R, D), or (B, R, H*V)."""
+    """Join the heads, then apply the output projection if there is one: (B, H, R, V) -> (B, R, D), or (B, R, H*V)."""
     merged = attended.permute(0, 2, 1, 3).flatten(2)
     if weights.out is None:
         return merged
@@ -353,9 +355,9 @@ def output(attended: Tensor, weights: Weights) -> Tensor:
 
 
 def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..., Heads] = project) -> Heads:
-    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): taken from the inputs, or projected; then rotated.
+    """Return query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): inputs or projections, rotated if needed.
 
-    A query that `at_rows` has already reduced to these rows is used unchanged.
+    A query that `at_rows` has already reduced to `rows` is used unchanged.
     """
     if workload.scope == "attention":
         query, key, value = inputs.tensors["query"], inputs.tensors["key"], inputs.tensors["value"]
@@ -367,7 +369,7 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..
 
 
 def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
-    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload is rotary; `sign` -1 rotates them back."""
+    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload has `rotary`; `sign` -1 rotates them back."""
     query, key, value = heads
     if workload.rotary == "none":
         return heads
@@ -378,12 +380,13 @@ def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> H
 def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool, sign: int = 1) -> Tensor:
     """Rotate each pair of columns of a query or key (B, H, T, K) by an angle in proportion to the token's position.
 
-    `places` (T,) are the positions. Pairs are neighbouring columns (`is_interleaved`), or one of each half.
+    `places` (T,) are the positions. With `is_interleaved` a pair is two neighbouring columns; otherwise it is column j
+    of the first half and column j of the second half.
 
     Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
     num_pairs = heads.shape[-1] // 2
-    dtype = torch.promote_types(heads.dtype, torch.float32)  # half precision would be off by radians
+    dtype = torch.promote_types(heads.dtype, torch.float32)  # angles in half precision are off by radians
     angles = sign * places.to(dtype)[:, None] * base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)  # (T,K/2)
     return by_angles(heads, angles, is_interleaved=is_interleaved)
 
@@ -397,7 +400,7 @@ def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool) -> Tensor:
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
-    """The inputs with only the rows `rows` (R,) of the query in scope `attention`; unchanged in scope `module`."""
+    """Reduce the query to the rows `rows` (R,) in scope `attention`; return the inputs unchanged in scope `module`."""
     if workload.scope == "module":
         return inputs
     query = inputs.tensors["query"]
@@ -405,9 +408,10 @@ def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
 
 
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
-    """A bound on the scores that get weight: the longest query times the longest key, scaled (Cauchy-Schwarz).
+    """Return a bound on the scores that get weight: the longest query times the longest key, scaled (Cauchy-Schwarz).
 
-    In order of the mask's changes, the largest absolute row maximum of a bias is added, and a softcap is applied.
+    The mask's changes are then applied in order: a bias adds the largest absolute value of its row maxima over visible
+    keys, and a softcap transforms the bound.
     """
     query, key, _ = heads(workload, inputs, rows)
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale

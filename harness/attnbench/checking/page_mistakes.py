@@ -1,7 +1,8 @@
-"""Known mistakes of functions that read a paged cache whose unused slots hold 0, by one function for each kind.
+"""Known mistakes of functions that read a paged cache, whose unused slots contain 0; one function for each kind.
 
-Each is the textbook form of a batch with steps replaced, as in mistakes.py. The textbook form has keys and values in
-the order of the requests. `Pages` maps them to slots of the pool, so that reading a wrong slot selects another key.
+A mistake is the textbook form of a batch of requests with some steps replaced, as in mistakes.py. In the textbook form,
+keys and values are in the order of the requests. `Pages` maps them to slots of the pool of pages, so that reading a
+wrong slot means reading another key. Shapes as in the contract; T and S count the tokens of all requests.
 """
 
 import math
@@ -24,9 +25,10 @@ NUM_PARTS, MOST_PARTS = (2, 3, 4), 256
 
 
 class Pages:
-    """For each query (T,) and key (S,) of a batch, the index of its request and its position there; and the layout.
+    """The requests and positions of the queries and keys in a batch, and their layout in the pool.
 
-    `token` (T,) is a query's position among the new tokens of its request, `query` (T,) that among the keys.
+    `of_query` (T,) and `of_key` (S,) are indices of requests. `key` (S,) and `query` (T,) are positions among all keys
+    of the request, and `token` (T,) are a query's positions among its new tokens.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -40,16 +42,19 @@ class Pages:
         self.page_ends = -(-totals // cache.page_size) * cache.page_size
 
     def seen(self, mask: RowMask, last: Tensor) -> Tensor:
-        """Whether the mask's queries see each key (R, S), if `last` (T,) is the last position that each query sees."""
+        """Return whether the mask's queries see each key (R, S), if `last` (T,) is the last position that each sees."""
         return self.between(mask, self.query - self.cache.window + 1 if self.cache.window else 0 * last, last)
 
     def between(self, mask: RowMask, first: Tensor, last: Tensor) -> Tensor:
-        """Whether each key belongs to the query's request and lies from `first` (T,) to `last` (T,): boolean (R, S)."""
+        """Return whether each key belongs to the query's request and lies from `first` (T,) to `last` (T,): (R, S)."""
         own, first, last = (each[mask.rows, None] for each in (self.of_query, first, last))
         return (own == self.of_key) & (first <= self.key) & (self.key <= last)
 
     def read(self, table: Tensor, *, is_swapped: bool = False) -> Tensor:
-        """For each key (S,), the index of the key read instead through block table `table`; -1 for an unused slot."""
+        """Return for each key (S,) the index of the key that `table` finds in its place; -1 for an unused slot.
+
+        With `is_swapped`, page number and slot change places in the address.
+        """
         size, num_pages = self.cache.page_size, self.layout.num_pages
         keys_of = torch.full((num_pages * size,), -1)
         slots = torch.from_numpy(self.layout.slots)
@@ -60,7 +65,7 @@ class Pages:
 
 
 def read_elsewhere(sources: Tensor) -> Callable[..., Any]:
-    """The step `heads` with the keys and values at the indices `sources` (S,); -1 stands for zeros."""
+    """Create the step `heads` that reads keys and values at the indices `sources` (S,); -1 stands for zeros."""
 
     def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Any:  # noqa: ANN401 - as the step
         moved = (each[:, :, sources].where((sources >= 0)[:, None], 0.0) for each in (key, value))
@@ -70,7 +75,7 @@ def read_elsewhere(sources: Tensor) -> Callable[..., Any]:
 
 
 def lengths(pages: Pages) -> Iterator[Mistake]:
-    """Keys beyond a request's length are read, or its last key is not; positions of queries shift with that, or not."""
+    """Yield mistakes that read keys beyond a request's length, or not its last key; some also shift the queries."""
     whole = pages.page_ends - pages.totals
     ones = torch.ones_like(whole)
     for name, more in (("last_page_whole", whole), ("one_key_more", ones), ("one_key_less", -ones)):
@@ -78,7 +83,7 @@ def lengths(pages: Pages) -> Iterator[Mistake]:
         end = pages.totals[pages.of_query] - 1
         for is_moved in (True, False):
             last = pages.query + of_query if is_moved else torch.minimum(pages.query, end + of_query)
-            extra = (last - end).clamp(min=0) if is_moved else of_query.clamp(min=0)  # slots that hold zeros
+            extra = (last - end).clamp(min=0) if is_moved else of_query.clamp(min=0)  # number of extra keys of 0
 
             def scored(scores: Tensor, mask: RowMask, last: Tensor = last) -> Tensor:
                 return hide(mask.changed(scores), pages.seen(mask, last))
@@ -90,7 +95,7 @@ def lengths(pages: Pages) -> Iterator[Mistake]:
 
 
 def tables(pages: Pages) -> Iterator[Mistake]:
-    """The block table is read wrongly, or not at all."""
+    """Yield mistakes that read the block table wrongly, or not at all."""
     table = torch.from_numpy(pages.layout.block_table)
     first = table[:, :1].expand_as(table)
     counts = torch.tensor(pages.cache.num_pages)
@@ -109,7 +114,7 @@ def tables(pages: Pages) -> Iterator[Mistake]:
 
 
 def alignments(pages: Pages) -> Iterator[Mistake]:
-    """New tokens see wrong keys of their request, keys of other requests, or a shared prefix only in one request."""
+    """Yield mistakes in which new tokens see wrong keys of their request or others, or miss the shared prefix."""
     ends = pages.totals[pages.of_query] - 1
     for name, last in (("chunk_at_the_start", pages.token), ("new_tokens_not_causal", ends)):
 
@@ -133,7 +138,7 @@ def alignments(pages: Pages) -> Iterator[Mistake]:
 
 
 def windows(pages: Pages) -> Iterator[Mistake]:
-    """The sliding window of a query begins at a wrong key."""
+    """Yield mistakes in which the sliding window of a query begins at a wrong key."""
     window, page = pages.cache.window, pages.cache.page_size
     if not window:
         return
@@ -158,7 +163,7 @@ def windows(pages: Pages) -> Iterator[Mistake]:
 
 
 def scales(pages: Pages) -> Iterator[Mistake]:
-    """The scales of 8-bit keys and values are mixed up, left out or applied again."""
+    """Yield mistakes that mix up the scales of 8-bit keys and values, leave them out, or apply them twice."""
     cache = pages.cache
     if cache.dtype == SAME:
         return
@@ -197,7 +202,7 @@ def scales(pages: Pages) -> Iterator[Mistake]:
 
 
 def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: ANN401 - arrays
-    """Scales assigned to query heads as if query heads were interleaved: query head h gets scale h % G."""
+    """Yield the mistake that query head h uses scale h % G, as if the groups of query heads were interleaved."""
 
     def heads(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
         num_heads = query.shape[1]
@@ -212,7 +217,7 @@ def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: AN
 
 
 def merges(pages: Pages) -> Iterator[Mistake]:
-    """Parts of a request's keys, each with its own softmax, are averaged instead of weighted by their logsumexp."""
+    """Yield mistakes that average softmaxes over parts of a request's keys instead of weighting by their logsumexp."""
 
     def merged(number_of: Tensor, scores: Tensor, _: RowMask) -> Tensor:
         total, count = torch.zeros_like(scores), torch.zeros_like(scores[..., :1])
@@ -242,7 +247,7 @@ KINDS = (lengths, tables, alignments, windows, scales, merges)
 
 
 def page_mistakes(workload: Workload) -> Iterator[Mistake]:
-    """Every mistake about pages that is possible at this workload."""
+    """Yield every mistake about pages that is possible at this workload."""
     if workload.page_size and workload.cache is not None:
         pages = Pages(workload.cache)
         for generator in KINDS:

@@ -1,4 +1,4 @@
-"""Rules for functions that read a paged cache, about errors that no single call shows; they join those of rules.py."""
+"""Rules for functions that read a paged cache; importing this module adds them to the RULES of rules.py."""
 
 import dataclasses
 import itertools
@@ -16,13 +16,13 @@ from attnbench.workloads.batch import Request, written
 from attnbench.workloads.workload import Workload
 
 MORE_KEYS = 600
-"""Keys that requests of an earlier call have in addition: more than one part of a kernel that splits the keys."""
-MOST_ALONE = 3  # requests that are called alone
+"""Extra keys of each request in some calls: enough that a kernel which splits the keys uses more than one part."""
+MOST_ALONE = 3  # requests of a batch that the rule `neighbours` calls alone
 
 
 @rule(ANOTHER_BATCH, *USUAL)
 def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
-    """A call is right after one with its pages elsewhere, with longer requests, or with these in another order."""
+    """Check that a call is right after an earlier one with other pages, longer requests, or another request order."""
     workload, case = candidate.workload, candidate.case()
     if workload.cache is None or candidate.off(candidate.output, candidate.normal):
         return
@@ -53,7 +53,7 @@ def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(POOLS, *USUAL, may_refuse=True)
 def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
-    """Pools of keys and values that are views of one buffer, alternating page by page, give the same answer."""
+    """Check that pools of keys and values give the same answer as views of one buffer, where their pages alternate."""
     if candidate.workload.page_size and candidate.workload.cache is not None:
         views = msgspec.structs.replace(candidate.workload.cache, form=STRIDED)
         words = "pools that are views of one buffer, page by page, give"
@@ -62,9 +62,9 @@ def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(NEIGHBOURS, *USUAL, is_noted=True)
 def _neighbours(candidate: Candidate) -> Iterator[Outcome]:
-    """A request alone gets the same bits as with the other requests of its batch.
+    """Check that a request alone gets the same bits as with the other requests of its batch.
 
-    Applies if no bit depends on where the pages lie.
+    The rule applies only if no bit depends on where the pages lie in the pool.
     """
     if not candidate.workload.page_size or candidate.off(candidate.output, candidate.normal):
         return

@@ -1,7 +1,8 @@
 """Probes: kinds of inputs that expose mistakes.
 
-A probe is a function of a workload and a seed that draws one kind of input; another seed draws it afresh. It raises
-VacuousError if it cannot show anything. The input matters more than the tolerance (docs/checking.md).
+A probe is a function that draws one kind of input for a workload; another seed gives other numbers of that kind. It
+raises VacuousError if it cannot show anything at the workload. To find mistakes, the kind of input matters more than
+the tolerance (docs/checking.md). Shapes as in the contract.
 """
 
 import math
@@ -18,26 +19,27 @@ from attnbench.contract import repeat_heads
 from attnbench.workloads.workload import Workload
 
 TILE_LENS = (16, 64, 128)
-"""Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
+"""Usual tile lengths of fused kernels; `draw_needles` chooses keys on both sides of the tiles' edges."""
 LARGEST_LOGIT = 1e4  # largest absolute score of `draw_large`
 HUGE_LOGITS = {
     "attention": {"float64": 1e6, "float32": 8e4, "bfloat16": 8e4},
     "module": {"float64": 1e6, "float32": 6e4},
 }
-"""Largest absolute scores of `draw_huge`, by scope and dtype. Correct code is off by a few roundings of a score, which
-in float32 would change a weight by half at 1e6. The best visible score of half of the rows is below -4e4, so that a
-fill value of -4e4 or more, used instead of minus infinity, hides nothing."""
+"""Largest absolute scores of `draw_huge`, by scope and dtype. Correct code has errors of a few roundings of a score; in
+float32 these would change a weight by half at scores of 1e6. In half of the rows, every visible score is below -4e4, so
+that a fill value of -4e4 or more, used instead of minus infinity, hides nothing."""
 SHIFTS = {"float64": 300.0, "float32": 300.0, "float16": 300.0, "bfloat16": 112.0}
 """Shifts of a query's scores in `draw_shifted`, by dtype. Exponentials of such scores overflow float32, or vanish;
 bfloat16 lacks the digits for larger shifts."""
 LARGEST_PRODUCT = 3e4
-"""Largest product of a query and a key in float16: about half of the range, since code may scale after multiplying."""
+"""Largest product of a query and a key in float16: about half of the dtype's range, because some code multiplies by the
+scale only afterwards."""
 POINTED, POINTED_OF_HUGE = 0.4, 0.2
-"""About the lead of the score of the key that a query points at, as a share of the largest logit; the second is for
-`draw_huge`."""
+"""By how much, approximately, the score of the key that a query points at exceeds all others, as a share of the largest
+absolute score; POINTED_OF_HUGE is for `draw_huge`."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
-"""Factor of the tokens in `draw_large`, by dtype. In half precision it is smaller, because a rounding of a projected
-query or key would else decide between keys."""
+"""Factor of the tokens in `draw_large`, by dtype. It is smaller in half precision: otherwise a rounding of a projected
+query or key would decide which key gets the weight."""
 OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
 """Added to normal values in `draw_offset`, by dtype; a rounding of the sum is small compared with their spread."""
 FLAT, MANY_KEYS = 0.3, 1024
@@ -54,17 +56,17 @@ _drawn = lru_cache(maxsize=2)(draw_normal)  # all probes of a workload begin wit
 
 
 def normal(workload: Workload, seed: int) -> Inputs:
-    """The inputs of `draw_normal`, which are drawn once for all probes."""
+    """Return copies of the inputs of `draw_normal`, which are drawn once for all probes of a workload."""
     return _drawn(workload, seed).map(torch.clone)
 
 
 def forget_drawn() -> None:
-    """Free the memory of the numbers that the probes of one workload share."""
+    """Free the memory of the normal inputs that the probes of a workload share."""
     _drawn.cache_clear()
 
 
 def draw_near(workload: Workload, seed: int) -> Inputs:
-    """The normal inputs with a new middle row in each tensor of tokens; the corners are unchanged."""
+    """Draw the normal inputs with a new middle row in each tensor of TOKENS; first and last rows are unchanged."""
     inputs, fresh = normal(workload, seed), normal(workload, seed + 1)
     tensors = {name: inputs.tensors[name].clone() for name in TOKENS if name in inputs.tensors}
     for name, tensor in tensors.items():
@@ -74,11 +76,11 @@ def draw_near(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_needles(workload: Workload, seed: int) -> Inputs:
-    """Queries that each point at one key: near the query's position, at an end, at an edge of a tile, or at random.
+    """Draw queries that each point at one key (a needle): near the query, at an end, at a tile's edge, or at random.
 
-    An average of many values hides a missing key; a query with all its weight on that key does not. Each value row
-    spells its own number as signs, so that a misrouted row is visible. In scope `module`, where inputs are projected,
-    the inputs are normal and three times as large.
+    A query points at a key if nearly all of its weight is there. Such a query shows a missing key, which an average of
+    many values hides. Each row of the values spells its own number as signs, so that a wrong row is visible. In scope
+    `module`, where inputs are projected, the inputs are normal and three times as large.
     """
     inputs = normal(workload, seed)
     if workload.scope == "module":
@@ -91,7 +93,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
 
 
 def needle_targets(workload: Workload, draws: Generator) -> Tensor:
-    """The index of the key that each query points at (T,): a neighbour, an end, a tile edge, a random one, ..."""
+    """Choose the key that each query points at, by index (T,): near the query, an end, a tile's edge, or at random."""
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
@@ -118,7 +120,7 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
 
 
 def marked(value: Tensor, draws: Generator) -> Tensor:
-    """Values of the same shape (B, G, S, V): row (b, g, s) spells its number in binary, as signs; then random signs."""
+    """Return values (B, G, S, V) in which each row spells its number in binary, as signs, followed by random signs."""
     batch, groups, key_len, width = value.shape
     number = torch.arange(batch * groups * key_len).view(batch, groups, key_len, 1)
     num_digits = min(width, max(1, int(number.max()).bit_length()))
@@ -128,11 +130,11 @@ def marked(value: Tensor, draws: Generator) -> Tensor:
 
 
 def draw_large(workload: Workload, seed: int) -> Inputs:
-    """Scores of up to 10 000 in size, of either sign: exponentials overflow, or maxima are far below 0.
+    """Draw scores of up to 10,000 in size, of either sign: exponentials overflow, or the largest score is far below 0.
 
-    Query i points at a visible key with part of that size; the rest is added to all scores of the query, or subtracted,
-    so that this key leads clearly in any dtype. Scores are smaller if products of query and key must fit into float16.
-    In scope `module`, or with K = 1, the tokens are normal ones times LARGE_TOKENS.
+    Each query points at a visible key, whose score gets a part of that size (POINTED). The rest is added to all scores
+    of the query, or subtracted, so that the key leads clearly in any dtype. LARGEST_PRODUCT limits the scores in
+    float16. In scope `module`, or with K = 1, the tokens are normal ones times LARGE_TOKENS.
     """
     if workload.scope == "module" or workload.head_dim == 1:
         return _times(normal(workload, seed), LARGE_TOKENS[workload.dtype])
@@ -142,10 +144,13 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_huge(workload: Workload, seed: int) -> Inputs:
-    """Scores beyond common clamps: the largest that the dtype can separate.
+    """Draw scores beyond the limits to which code usually clamps: the largest that the dtype can distinguish.
 
     In scope `module` all scores of a query are shifted up or down by the same amount. Only outputs are compared,
     because even correct gradients have lost their digits.
+
+    Raises:
+        VacuousError: the dtype has too few digits, or tokens or keys have width 1.
     """
     if not (size := HUGE_LOGITS[workload.scope].get(workload.dtype, 0.0)):
         raise VacuousError(f"{workload.dtype} has no digits left at larger scores")
@@ -156,10 +161,10 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_shifted(workload: Workload, seed: int) -> Inputs:
-    """Normal scores, with all scores of a query shifted far down or up by the same amount: no weight is nearly 1.
+    """Draw normal scores, and shift all scores of a query far down or up by the same amount.
 
-    The right weights do not change. Those of code that does not subtract the row's maximum, starts from a finite
-    maximum, clamps scores, or recomputes them with fewer digits do.
+    The right weights do not change, and none is nearly 1. The weights of some wrong code do: code that does not
+    subtract the row's maximum, starts from a finite maximum, clamps scores, or recomputes them with fewer digits.
     """
     _require_width(workload)
     size = SHIFTS[workload.dtype]
@@ -169,7 +174,7 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
 
 
 def _require_width(workload: Workload) -> None:
-    """Raise VacuousError for tokens or keys of one number: they cannot hold both the shift and the rest."""
+    """Raise VacuousError if tokens or keys have width 1: one number cannot contain both the shift and the rest."""
     if (workload.embed_dim if workload.scope == "module" else workload.head_dim) == 1:
         raise VacuousError("tokens or keys of one number cannot all have large scores")
 
@@ -179,9 +184,9 @@ def _signs(shape: tuple[int, ...], draws: Generator) -> Tensor:
 
 
 def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED) -> Inputs:
-    """Normal inputs with queries that point at visible keys, at scores of that size: see `draw_large`."""
+    """Draw normal inputs with queries that point at visible keys, with scores of up to `size`: see `draw_large`."""
     inputs, root = normal(workload, seed), math.sqrt(workload.head_dim)
-    of_one = size / (workload.head_dim * workload.score_scale)  # keys have length sqrt(K)
+    of_one = size / (workload.head_dim * workload.score_scale)  # because keys have length sqrt(K)
     draws = generator(workload.seed, 5, seed)
     key = inputs.tensors["key"].clone()
     key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
@@ -201,9 +206,9 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
 def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator) -> Inputs:
     """Shift all scores of each query up or down by `shift`, with a random sign.
 
-    Column 0 of all keys becomes the same number, and that of a query the shift. In scope `module` feature 0 of a
-    query's token becomes the sign, and feature 1 of a key's token becomes 1. One column of the query projection reads
-    the former, and one of the key projection the latter, so that their product is the shift.
+    In scope `attention`, column 0 is the same number in all keys; column 0 of a query times this number is the shift.
+    In scope `module`, feature 0 of a query's token becomes the sign, and feature 1 of a key's token becomes 1. The
+    query projection reads only the first of the two, the key projection only the second; their product is the shift.
     """
     scale = workload.score_scale
     if workload.scope == "attention":
@@ -217,14 +222,14 @@ def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator)
     keys = tensors[source].clone() if source == "context" else x
     keys[..., 1] = 1.0
     weights = inputs.weights.map(torch.clone)
-    each = math.sqrt(shift / (weights.query.shape[1] * scale))  # K of these squared, times the scale, are the shift
+    each = math.sqrt(shift / (weights.query.shape[1] * scale))  # K * each**2 * scale is the shift
     weights.query[:, :, :2] = torch.tensor([each, 0.0])
     weights.key[:, :, :2] = torch.tensor([0.0, each])
     return Inputs(tensors=tensors | {source: keys}, weights=weights)
 
 
 def draw_equal(workload: Workload, seed: int) -> Inputs:
-    """Equal queries and equal keys: every visible key has the same weight, and an extra key changes all of them."""
+    """Draw equal queries and equal keys: visible keys have the same weight, and an extra key changes all weights."""
     if workload.scope == "module":
         raise VacuousError("if all tokens are equal, all values are, too")
     inputs = normal(workload, seed)
@@ -233,7 +238,7 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_offset(workload: Workload, seed: int) -> Inputs:
-    """Similar scores over many keys, and values far from 0: sums in half precision lose digits."""
+    """Draw similar scores over many keys, and values far from 0: sums in half precision then lose digits."""
     if workload.scope == "module" or workload.dtype not in OFFSETS or workload.kv_len < MANY_KEYS:
         raise VacuousError("only sums of many numbers in half precision show it")
     inputs = normal(workload, seed)

@@ -1,7 +1,8 @@
-"""The right answer to each probe, its tolerance, and the error of a candidate.
+"""The right answer to each probe, its tolerance, and the error of a candidate, which is the implementation under test.
 
-The yardsticks of `tolerance.py` are the plain textbook forms in the workload's dtype. Source: the tests of
-https://github.com/Dao-AILab/flash-attention, which allow twice the error of such a form.
+The yardsticks of `tolerance.py` are plain textbook forms in the workload's dtype. Source: the tests of
+https://github.com/Dao-AILab/flash-attention, which allow twice the error of such a form. Shapes as in the contract; R
+is the number of compared query rows.
 """
 
 import math
@@ -38,36 +39,38 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SCREENED = "needles"
-"""The probe that screens every row of a long output: output rows there are not means of many values, so not near 0."""
+"""The probe on which every row of a long output is screened: compared with a plain textbook evaluation. Its output rows
+are not means of many values, so they are not near 0."""
 NUM_SUSPECTS = 8
 """Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
-"""Up to FEW scores, yardsticks may be right by luck, so they are computed on MOVED_IF_FEW inputs moved by a rounding,
-instead of one."""
+"""Up to FEW scores, yardsticks may have no error by luck. They are then computed on MOVED_IF_FEW copies of the inputs
+that are moved by a rounding, instead of on one."""
 LENIENCY_OF_LARGE = 4.0
-"""Factor of the limits at large logits: a weight near a tie depends on a score's last bit, so errors vary more."""
+"""Factor of the limits at large scores: a weight near a tie depends on a score's last bit, so errors vary more."""
 QUICK_SHARE = 0.5
-"""An error of at most this share of what roundings alone allow is right without yardsticks (`Reference.judge`)."""
+"""An error of at most this share of the limit for roundings alone is right without yardsticks (`Reference.judge`)."""
 BY_QUERY = ("output", "gradient of query")  # their rows are queries
 SUMS_IN_HALF = 2.0
-"""Roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
+"""Number of roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
 PER_ROOT = 1.5
-"""Roundings of a sum of n terms per sqrt(n): kernels add parts of it in their own order."""
+"""A sum of n terms may have this number of roundings times sqrt(n): kernels add parts of it in their own order."""
 PER_ROOT_IN_HALF = 0.6
-"""Roundings of the gradients of key and value per sqrt(T): autograd turns a loop into sums of T terms."""
+"""Gradients of key and value in half precision may have this number of roundings times sqrt(T): autograd turns a loop
+over queries into sums of T terms."""
 OVER_QUERIES = ("gradient of key", "gradient of value")  # sums over queries
 OF_SCORES = ("gradient of query", "gradient of key")
 """At large scores these gradients are 0 except for roundings of terms that are thousands of times larger. Half
-precision cannot resolve them, so only finiteness is compared."""
+precision cannot resolve them, so the check only requires that they are finite."""
 SUMMED = "gradient of value"
-"""The gradient whose size includes that of its intermediate sums over heads: see `group_sum`."""
+"""The gradient whose size may be that of its intermediate sums over heads: see `group_sum`."""
 
 NEARER = 0.25
-"""An answer to queries that see no key follows a convention only if it is nearer to the convention's answer than this
-share of its distance to 0."""
+"""An answer to queries that see no key follows a convention only if its distance from the convention's answer is less
+than this share of its distance from 0."""
 EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
-"""How far an answer to queries that see no key may be from a convention's, beyond the tolerance: EMPTY_YARDSTICKS
-rounding errors of the convention's answer in the dtype, plus EMPTY_ROUNDINGS roundings."""
+"""How much an answer to queries that see no key may differ from a convention's answer, beyond the tolerance:
+EMPTY_YARDSTICKS times the rounding error of the convention's answer in the dtype, plus EMPTY_ROUNDINGS roundings."""
 
 
 class FormError(ValueError):
@@ -75,11 +78,11 @@ class FormError(ValueError):
 
 
 class UncheckableError(Exception):
-    """The candidate offers no way to compare a result that is to be timed; the message names it."""
+    """The candidate offers no way to check a result that is to be timed; the message names the result."""
 
 
 def _require_informative(output: Tensor) -> None:
-    """Raise ValueError for a reference output that is not finite, VacuousError for a constant one."""
+    """Raise ValueError if a reference output is not finite, and VacuousError if it is constant."""
     numbers = output.cpu().flatten()
     if not numbers.isfinite().all():
         raise ValueError("the reference output is not finite: nothing can be compared with it")
@@ -103,25 +106,24 @@ class Reference:
         has_gradients: bool = True,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
-        """Evaluate the oracle and the textbook forms at some query rows.
+        """Evaluate the oracle at some query rows; textbook forms follow when their errors are needed.
 
-        They compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,)
-        are the rows of the output and of the query's gradient to compare, by default those of `oracle.checked_rows`.
-        `grad_rows` (B, H, R, V), in scope `module` (B, R, D), is the output's gradient there, by default random. `mask`
-        changes the workload's mask. Gradients are compared if the direction has them and `has_gradients` is True. Some
-        probes compare fewer gradients, or with wider limits. `on_step` is called before each part of an answer.
+        Both compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,)
+        are the compared rows of the output and of the query's gradient, by default those of `oracle.checked_rows`.
+        `grad_rows` (B, H, R, V), in scope `module` (B, R, D), is the output's gradient at these rows, by default
+        random. `mask` changes the workload's mask. Gradients are compared if the direction has them and `has_gradients`
+        is True. Some probes compare fewer gradients, or have wider limits. `on_step` is called before each part.
 
         Raises:
             ValueError: the reference output is not finite.
-            VacuousError: it is constant or, in half precision, a textbook form overflows, so that a comparison would
-                show nothing.
+            VacuousError: it is constant or, in half precision, a textbook form overflows: a comparison shows nothing.
         """
         dtype = TORCH_DTYPES[workload.dtype]
-        drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have its own keys and values
+        drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # heads share no memory
         draws = generator(workload.seed, 4, seed)
         self.workload, self.seed, self.on_step = workload, seed, on_step
         self.has_gradients = has_gradients and probe != "huge"
-        self._at = partial(Reference, workload, drawn, seed, probe=probe, on_step=on_step)  # the same with other rows
+        self._at = partial(Reference, workload, drawn, seed, probe=probe, on_step=on_step)  # takes other `rows`
         compared = workload if self.has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
@@ -129,7 +131,7 @@ class Reference:
         self.is_screened = probe == SCREENED and len(self.rows) < workload.seq_len
         *batch, _, width = output_shape(workload)
         drawn_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
-        self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at those rows
+        self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at the rows
         exact = self._exact_inputs()
         self._compared, self._draws, self._mask = compared, draws, mask
         answer = self._answers_by(oracle.attend, exact)
@@ -140,11 +142,11 @@ class Reference:
         self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
         self._leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
         self._score_bound = oracle.score_bound(workload, exact, self.rows)
-        # In half precision hardly any error is that small, and yardsticks show at once whether correct code overflows.
+        # In half precision few errors are below QUICK_SHARE, and yardsticks show early that correct code overflows.
         self.least = self.tolerances if is_half(workload) else {name: self._tolerance_of(name) for name in expected}
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
-        """The size of each tensor of an answer, by name; for SUMMED, that of its intermediate sums if larger."""
+        """Return the size of each tensor of an answer, by name; for SUMMED, the size of intermediate sums if larger."""
         scales = scales_of(answer)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
@@ -159,7 +161,7 @@ class Reference:
         """
         exact = self._exact_inputs()
         yardsticks = self._yardsticks(exact)
-        is_summed = self._compared.direction != "inference" and not is_half(self.workload)  # half: summed in float32
+        is_summed = self._compared.direction != "inference" and not is_half(self.workload)  # half sums in float32
         sums = oracle.SCATTERED if is_summed else ()
         terms = _sizes_of_terms([self._answers_by(form, exact.map(torch.Tensor.float)) for form in sums])
         found = {name: self._tolerance_of(name, yardsticks[name], terms.get(name)) for name in self.expected}
@@ -168,10 +170,10 @@ class Reference:
         return found
 
     def judge(self, name: str, candidate: Tensor) -> TensorError:
-        """Compare a tensor with the right one.
+        """Compare a candidate's tensor with the right one.
 
-        The yardsticks, which take longer than everything else, are evaluated only for an error above QUICK_SHARE of
-        what the roundings of any sum allow: the tolerance is never smaller than that.
+        Yardsticks take longer than everything else. They are computed only for an error above QUICK_SHARE of the limit
+        for roundings alone, because the tolerance is never smaller than that limit.
 
         Raises:
             VacuousError: see `tolerances`.
@@ -181,7 +183,7 @@ class Reference:
         return found if is_small else self.tolerances[name].judge(candidate)
 
     def limits(self, name: str) -> Iterator[float]:
-        """The largest error that a tensor may have anywhere: first a limit that is known quickly, then the tolerance.
+        """Yield limits of a tensor's largest error: first that for roundings alone, which is fast, then the tolerance.
 
         Raises:
             VacuousError: see `tolerances`.
@@ -206,7 +208,7 @@ class Reference:
         )
 
     def _answers_by(self, form: oracle.Form, inputs: Inputs) -> dict[str, Tensor]:
-        """A form's output at the rows, and its gradients, on the device and in the dtype of the inputs."""
+        """Compute a form's output at the rows, and its gradients, on the device and in the dtype of `inputs`."""
         any_tensor = inputs.weights.query
         grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
 
@@ -216,14 +218,14 @@ class Reference:
         return answers(self._compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
-        """The rounded inputs that the rows need, in float64, on the workload's device if that has float64."""
+        """Return the rounded inputs that the rows need, in float64, on the workload's device if that has float64."""
         target = device(self.workload.device)
         where = target.torch_device if target.has_float64 else "cpu"
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)
         return reduced.map(lambda tensor: tensor.to(where).double())
 
     def _yardsticks(self, exact: Inputs) -> dict[str, list[RowErrors]]:
-        """The errors of textbook forms in the dtype, by tensor: on the inputs, and on inputs moved by a rounding."""
+        """Compute textbook forms' errors in the dtype, by tensor: on the inputs, and on inputs moved by a rounding."""
         workload, dtype, target = self.workload, TORCH_DTYPES[self.workload.dtype], device(self.workload.device)
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         where = target.torch_device if target.has_float64 or has_own_products else "cpu"
@@ -249,7 +251,7 @@ class Reference:
 
     @cached_property
     def grad_output(self) -> Tensor | None:
-        """The output's gradient, on the device: 0 outside the rows, so that gradients are exact for any rows."""
+        """The output's gradient on the device; it is 0 outside the rows, so that gradients depend only on the rows."""
         if not self.has_gradients or self.workload.direction == "inference":
             return None
         full = torch.zeros(output_shape(self.workload), dtype=self.grad_rows.dtype)
@@ -257,7 +259,7 @@ class Reference:
         return at_rows.to(device(self.workload.device).torch_device)
 
     def release(self) -> None:
-        """Free the tensors on a device other than the host, where those of all probes would not fit at once."""
+        """Free the inputs on a device other than the host, where the inputs of all probes might not fit at once."""
         if not device(self.workload.device).is_host:
             for name in ("inputs", "grad_output"):
                 self.__dict__.pop(name, None)
@@ -275,7 +277,7 @@ class Reference:
         rows: Tensor | None = None,
         has_gradients: bool = True,
     ) -> dict[str, Tensor]:
-        """A mistake's output at the rows and its gradients, by name, computed in `dtype` and returned in float64."""
+        """Compute a mistake's output at `rows` and its gradients, by name, in `dtype`; return them in float64."""
         compared = self.workload if has_gradients else msgspec.structs.replace(self.workload, direction="inference")
         ask = form.answer(self.workload, self.rows if rows is None else rows)
         inputs = self.drawn.map(lambda tensor: tensor.to(dtype))
@@ -283,24 +285,24 @@ class Reference:
         return {name: tensor.double() for name, tensor in found.items()}
 
     def tolerance(self, name: str) -> float:
-        """The largest error that a tensor may have anywhere."""
+        """Return the largest error that a tensor may have anywhere."""
         return self.tolerances[name].largest
 
     @cached_property
     def _next_row(self) -> Tensor:
-        """For each query (T,), the index in `rows` of the first compared row from there on, or else of the last one."""
+        """For each query (T,), the index in `rows` of the first compared row at or after it, or of the last row."""
         later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len))
         return later.clamp(max=len(self.rows) - 1)
 
     def observe(self, output: Tensor) -> "Observation":
-        """An output (..., T, width), detached, with its rows that are compared."""
+        """Detach an output (..., T, width), and select its compared rows."""
         output = output.detach()
         return Observation(output, {"output": output.index_select(-2, self.rows.to(output.device))})
 
     def at_rows(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients by name, with the query's only at the compared rows.
+        """Reduce the query's gradient to the compared rows; return all gradients by name.
 
-        Its other rows, which must be 0, are each added to a compared one, so that an error there shows.
+        Its other rows must be 0. Each of them is added to a compared row, so that an error there shows.
         """
         query = gradients.get("gradient of query")
         if query is None or query.shape[-2] == len(self.rows):
@@ -310,9 +312,9 @@ class Reference:
 
     @cached_property
     def screen(self) -> Tensor | None:
-        """The textbook output at every row, in float32 at least, if the probe screens them; else None.
+        """The textbook output at every row, in float32 at least, if the rows are screened; else None.
 
-        The probe SCREENED does so if the oracle computes only some rows, and up to MOST_PAIRS scores.
+        They are on the probe SCREENED if the oracle computes only some rows and there are at most MOST_PAIRS scores.
         """
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
@@ -323,27 +325,27 @@ class Reference:
             return oracle.answer(workload, inputs, torch.arange(workload.seq_len), oracle.textbook, self.on_step)
 
     def at_suspects(self, output: Tensor) -> "Reference | None":
-        """The reference at the NUM_SUSPECTS rows of an output that are furthest from the screen; None without a screen.
+        """Return a reference at the NUM_SUSPECTS rows where an output is furthest from the screen; None without one.
 
-        Distances are in tolerances.
+        Distances are in units of each row's least tolerance.
         """
         if self.screen is None:
             return None
         apart = (output.detach().to(self.screen) - self.screen).abs()
         apart = apart.where(apart.isfinite(), torch.inf).transpose(-2, -1).flatten(end_dim=-2).amax(dim=0).cpu()  # (T,)
         apart = apart / self.least["output"].of_rows[self._next_row]
-        apart[self.rows] = -1.0  # the oracle has computed them
+        apart[self.rows] = -1.0  # these are compared already
         return self._at(rows=apart.topk(min(NUM_SUSPECTS, len(apart))).indices.sort().values, has_gradients=False)
 
 
 KEPT: dict[tuple[Workload, str, int], Reference | VacuousError] | None = None
-"""What `reference_for_probe` has returned or raised, if this process keeps it; None: it keeps nothing."""
+"""Results of `reference_for_probe`, VacuousError included, by its arguments; None if this process keeps none."""
 
 
 def keep_references() -> None:
     """Let this process keep the reference of each probe, for further checks of the same workloads.
 
-    Only those of small workloads, of which the oracle computes every row.
+    Only references of small workloads are kept: those for which the oracle computes every row.
     """
     global KEPT  # noqa: PLW0603 - one for the whole process, as its memory is
     KEPT = {} if KEPT is None else KEPT
@@ -352,7 +354,7 @@ def keep_references() -> None:
 def reference_for_probe(
     workload: Workload, probe: str, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Reference:
-    """The reference for the probe of that name in PROBES, or for NEAR, the inputs of `draw_near`.
+    """Return the reference for the inputs of a probe in PROBES, by name, or for those of `draw_near` (NEAR).
 
     Raises:
         ValueError: the reference output is not finite.
@@ -373,7 +375,7 @@ def reference_for_probe(
 
 def _reference_for_probe(workload: Workload, probe: str, seed: int, on_step: Callable[[], object]) -> Reference:
     drawn = (PROBES | {NEAR: draw_near})[probe](workload, seed)
-    if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
+    if workload.rotary != "none" and workload.scope == "attention":  # a probe defines the rotated operands
         query, key, value = (drawn.tensors[name] for name in QKV)
         turned = oracle.in_place(workload, torch.arange(workload.seq_len), (query, key, value), -1)
         drawn = replace(drawn, tensors=drawn.tensors | dict(zip(QKV, turned, strict=True)))
@@ -381,7 +383,7 @@ def _reference_for_probe(workload: Workload, probe: str, seed: int, on_step: Cal
 
 
 class References:
-    """The references of all probes at one workload, without dropout: what a check needs, for any candidate."""
+    """The references of all probes at one workload, without dropout: what a check of any candidate needs."""
 
     def __init__(
         self,
@@ -392,10 +394,10 @@ class References:
         is_brief: bool = False,
         is_apart: bool = False,
     ) -> None:
-        """Compute the references of every probe, or with `is_brief` only of the normal one.
+        """Compute the references of every probe, or with `is_brief` only that of the normal one.
 
-        Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), their
-        inputs need not be on the workload's device, and small workloads are judged on the host. `on_step` is called
+        Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), the
+        references need not be on the workload's device, so small workloads are judged on the host. `on_step` is called
         before each probe, rule, and known mistake of a diagnosis.
 
         Raises:
@@ -418,11 +420,11 @@ class References:
             raise ValueError(reason)
 
 
-@torch.enable_grad()  # also for a limit that a call without gradients asks for
+@torch.enable_grad()  # tolerances may be computed within torch.no_grad
 def answers(
     workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Callable[[Inputs], Tensor]
 ) -> dict[str, Tensor]:
-    """The output of `answer` and, unless in inference, the gradient of each input and canonical weight, by name."""
+    """Return the output of `answer` and, unless in inference, gradients of inputs and canonical weights, by name."""
     if workload.direction == "inference":
         return {"output": answer(inputs)}
     watched = inputs.map(lambda tensor: tensor.detach().requires_grad_())
@@ -438,7 +440,7 @@ def answers(
 
 
 def _sizes_of_terms(scattered: Sequence[Mapping[str, Tensor]]) -> dict[str, RowErrors]:
-    """The sizes of the terms in each row of each gradient, by name, from several answers of `oracle.scattered`."""
+    """Return the sizes of the terms in each row of each gradient, by name, from answers of `oracle.scattered`."""
     sizes = {}
     for name in scattered[0].keys() - {"output"} if scattered else ():
         axis = row_axis(name)
@@ -447,23 +449,23 @@ def _sizes_of_terms(scattered: Sequence[Mapping[str, Tensor]]) -> dict[str, RowE
 
 
 def row_axis(name: str) -> int:
-    """The axis of a tensor's rows: queries, keys or tokens; the first for any other operand and for a parameter."""
+    """Return the axis of a tensor's rows: -2 for queries, keys and tokens, 0 for other operands and for parameters."""
     return -2 if name == "output" or name.removeprefix("gradient of ") in TOKENS else 0
 
 
 def is_half(workload: Workload) -> bool:
-    """Whether the workload's dtype has fewer bits than float32."""
+    """Return whether the workload's dtype has fewer bits than float32."""
     return torch.finfo(TORCH_DTYPES[workload.dtype]).bits < 32  # noqa: PLR2004 - float32's
 
 
 def roundings(workload: Workload, name: str, score_bound: float) -> float:
-    """The number of roundings in the workload's dtype by which an honest tensor may be off.
+    """Return by how many roundings of the workload's dtype a tensor of correct code may be off.
 
-    A sum of n terms in any order makes about sqrt(n) of them, in random directions (N. J. Higham, Accuracy and
-    Stability of Numerical Algorithms, section 2.8). A score s, itself a sum of K products, and its row's logsumexp,
-    which is off by two roundings, change a weight by (sqrt(K) + 2) |s|. Half precision should be summed in float32, and
-    its scores' roundings show in the yardsticks: it gets one, and more for sums over queries, which kernels compute
-    block by block (docs/adr/0044).
+    A sum of n terms has about sqrt(n) roundings in random directions, in any order of the terms (N. J. Higham, Accuracy
+    and Stability of Numerical Algorithms, section 2.8). A score s is a sum of K products. Its roundings and the two of
+    its row's logsumexp change a weight by (sqrt(K) + 2) |s|. Half precision should be summed in float32, and the
+    roundings of its scores show in the yardsticks: it gets one rounding, and more for sums over queries, which kernels
+    compute block by block (docs/adr/0044).
     """
     if is_half(workload):
         in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name in OVER_QUERIES else 0.0
@@ -473,10 +475,11 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
 
 
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
-    """For each tensor, the largest value among those of its kind: output, gradients of tokens, gradients of weights.
+    """Return for each tensor, by name, the largest absolute value among the tensors of its kind.
 
-    Gradients of one kind are sums of terms of one size; if they cancel in one tensor, their roundings remain. Any other
-    operand is its own kind: a sink's gradient is a sum over all queries.
+    The kinds are the output, the gradients of tokens, and the gradients of weights. Gradients of one kind are sums of
+    terms of one size; if the terms cancel in one tensor, their roundings remain. Any other operand is its own kind: a
+    sink's gradient, for example, is a sum over all queries.
     """
     tokens = {f"gradient of {name}" for name in TOKENS}
     kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}
@@ -488,23 +491,23 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 
 
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
-    """Estimate the intermediate sums in a value's gradient from the output's, `grad_rows` (B, H, R, V) or (B, R, D).
+    """Estimate the size of intermediate sums in the gradient of value from `grad_rows` (B, H, R, V) or (B, R, D).
 
-    It is 0 if a single query head reads the value. With few keys the sums over several heads may cancel in every
-    element, so that only their rounding errors remain. Of a query's weights on S keys the largest is at least 1/S: that
-    is the share of the output's gradient that each head adds.
+    These are the sums over the query heads that read one value head; without such a sum the size is 0. With few keys
+    the terms may cancel in every element, so that only their roundings remain. A query's largest weight on S keys is at
+    least 1/S, so each head adds at least this share of the output's gradient.
     """
     readers = workload.num_heads // workload.num_kv_heads
     return readers * float(grad_rows.abs().max()) / workload.kv_len if readers > 1 else 0.0
 
 
 def largest(candidate: Tensor, reference: Tensor) -> float:
-    """The largest absolute difference; NaN if any difference is NaN."""
+    """Return the largest absolute difference; NaN if any difference is NaN."""
     return float((candidate.double() - reference).abs().max())
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest absolute difference of two numbers at one index; infinite if only one is finite, 0 if neither is."""
+    """Return the largest absolute difference of two elements; infinite if only one is finite, 0 if neither is."""
     one, other = one.double().cpu(), other.double().cpu()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
@@ -521,7 +524,7 @@ class Observation:
 
 
 def call_candidate(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
-    """Call a candidate with copies of a reference's inputs; for a batch of requests, in a cache of form `form`.
+    """Call a candidate with copies of a reference's inputs; `form` is that of the cache of a batch (see `batch.Cache`).
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
@@ -551,12 +554,12 @@ def call_candidate(implementation: Implementation, reference: Reference, form: s
 def gradients(
     case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
-    """Gradients of the inputs that require one and, for modules with `pack`, of the canonical weights, by name.
+    """Compute gradients of the inputs that require one and, for modules with `pack`, of the canonical weights, by name.
 
-    Each has the shape of its input or weight, but the query's only has the compared rows. Empty if the output has no
-    graph. `grad_output` has the output's shape; the default is a copy of the reference's, since a candidate might
-    change it. `pack` is linear, so autograd applies its transpose to turn gradients of packed parameters into those of
-    canonical weights.
+    A gradient has the shape of its input or weight; the query's is reduced to the compared rows. The result is empty if
+    the output has no graph. `grad_output` has the output's shape; the default is a copy of the reference's, since a
+    candidate might change it. `pack` is linear, so autograd applies its transpose to turn gradients of packed
+    parameters into those of canonical weights.
 
     Raises:
         SideEffectError: the backward pass changed the output's gradient, an input, the mask or the random seed.
@@ -587,7 +590,7 @@ def gradients(
 def canonical_gradients(
     module: nn.Module, weights: Weights, given: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The gradient of each canonical weight, `NAME weights`, from those of a module's parameters.
+    """Convert the gradients of a module's parameters to those of the canonical weights, by name: `NAME weights`.
 
     Raises:
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
@@ -600,7 +603,7 @@ def canonical_gradients(
         canonical = watched.tensors()
         reached = {
             name: gradient for name, gradient in given.items() if gradient is not None and packed[name].requires_grad
-        }  # a constant parameter comes from no weight
+        }  # a parameter that depends on no weight is left out
         ways = [packed[name] for name in reached]
         back = torch.autograd.grad(ways, list(canonical.values()), list(reached.values()), allow_unused=True)
     return {f"{name} weights": gradient for name, gradient in zip(canonical, back, strict=True)}
@@ -626,7 +629,7 @@ def require_plain(name: str, tensor: object) -> None:
 
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
-    """The error of each tensor; one without a tolerance is listed only if it is not finite."""
+    """Compare each tensor with the reference; a tensor without a tolerance is listed only if it is not finite."""
     lost = partial(TensorError, error=None, allowed=0.0, worst=(), expected=0.0)
     known = reference.expected
     compared = [reference.judge(name, tensor) for name, tensor in observed.items() if name in known]
@@ -635,11 +638,17 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
 
 
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
-    """The error of a whole output, and its reference: at the chosen rows or, if these agree, at suspect ones."""
+    """Compare a whole output at the reference's rows and then at suspect ones; return the error and its reference.
+
+    The error at the suspect rows counts only if all others agree and the error exceeds its limit.
+
+    Raises:
+        VacuousError: see `Reference.tolerances`.
+    """
     compared = reference.judge("output", reference.observe(output).compared["output"])
     if compared.agrees and (wider := reference.at_suspects(output)) is not None:
         suspected = wider.judge("output", wider.observe(output).compared["output"])
-        # These rows were chosen for their errors, so an RMS error of theirs says nothing.
+        # These rows were chosen for their errors, so their RMS error says nothing.
         if suspected.error is None or suspected.error > suspected.allowed:
             return suspected, wider
     return compared, reference
@@ -648,15 +657,15 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
 def apply_empty_row_convention(
     seen: Observation, reference: Reference, only: str | None = None
 ) -> tuple[Observation, str]:
-    """Replace answers for queries that see no key by the right one; also return which of `CONVENTIONS` they had.
+    """Replace a conventional answer for queries that see no key by the right one; also return the convention's name.
 
-    The right one is 0, as in scaled_dot_product_attention. The textbook form gives NaN. A large finite number instead
-    of minus infinity gives the mean of all values or, if it preserves the differences between scores, attention without
-    a mask, as cuDNN does. None of these counts as wrong. NaN in gradients is replaced, too, where the textbook form has
-    it. After a finite answer no gradients are compared, because such queries contribute to them.
+    The right answer is 0, as in scaled_dot_product_attention; other CONVENTIONS do not count as wrong. The textbook
+    form gives NaN. A large finite number instead of minus infinity gives the mean of all values or, if it keeps the
+    differences between scores, attention without a mask, as in cuDNN. NaN in gradients is replaced, too, where the
+    textbook form has it. After a finite answer no gradients are compared, because such queries contribute to them.
 
-    The convention is "" if there are no such queries, or if their answer is right or matches no convention: nothing is
-    changed. `only` is the convention on another probe, since it is the same on all.
+    The name is "", and nothing is replaced, if there are no such queries, or if their answer is right or follows no
+    convention. `only` is the convention on another probe, if known: it must be the same on all probes.
     """
     every = None if only == "" else _empty_rows(seen, reference)
     if every is None or not (empty := every[..., reference.rows]).any():
@@ -697,9 +706,9 @@ def apply_empty_row_convention(
 
 
 def _empty_rows(seen: Observation, reference: Reference) -> Tensor | None:
-    """Whether each query of a whole output sees no key: (B, H, T), or (B, T) in scope `module`; None if all see one.
+    """Return whether each query sees no key: (B, H, T), or (B, T) in scope `module`; None if every query sees one.
 
-    None also with sinks, which every query sees.
+    With sinks the result is None, too, because every query sees its head's sink.
     """
     workload = reference.workload
     sizes = workload.batch_size, workload.seq_len, workload.kv_len

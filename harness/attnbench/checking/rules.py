@@ -1,9 +1,10 @@
-"""Rules: properties of any attention, for any inputs. Each is tried at a short length; `attnbench explain` lists them.
+"""Rules: properties that any attention has for any inputs. `attnbench explain` lists them.
 
-A rule is a generator that takes a `Candidate` and yields "" for each trial that holds, a description of each violation,
-and the exception of a trial that raised; a rule that yields nothing does not apply. Most trials compare a call with the
-right answer that follows from another call: other memory layouts, numbers of another size, operands that need no
-gradient. Rules that PyTorch's own kernels violate are only noted (docs/adr/0007).
+A rule is a generator that takes a `Candidate`, an implementation under test at a short length. For each trial it yields
+"" if the rule holds, a description of the violation, or the exception that the candidate raised. A rule that yields
+nothing does not apply. Most trials compare two calls with the same right answer, which differ in memory layout, the
+size of numbers, or the operands that need gradients. If PyTorch's own kernels violate a rule, its violation is only
+noted (docs/adr/0007). Shapes as in the contract.
 """
 
 import contextlib
@@ -57,17 +58,18 @@ from attnbench.storage.records import (
 from attnbench.workloads.masks import Causal, Padding, aligned_at_end
 from attnbench.workloads.workload import Workload
 
-LENGTH = 35  # the length for rules, which no tile divides; shorter workloads use their own
+LENGTH = 35  # the short length: no tile divides it; workloads that are shorter keep their lengths
 OUTPUTS_APART = "outputs apart"  # a rule's name
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER, MORE = 2, 6
-"""The number of keys that a later call drops, and the factor of the keys of an earlier one."""
+"""By how many keys the rule "fewer keys" shortens a later call, and by which factor it lengthens an earlier call."""
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
-"""Exponents of the powers of 2 that scale keys, values and incoming gradients; such factors change no digit."""
+"""Exponents of the powers of 2 that scale keys, values and incoming gradients: SIZES by dtype, USUAL_SIZES for all
+other dtypes. Such factors change no digit."""
 LARGE_VALUES, NO_RULE = "large values", "no rule"
 NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
-"""Factors of queries: with the first, a query's scores are nearly equal; with the second, they differ so much that
+"""Factors of queries. With NEARLY_EQUAL, a query's scores are nearly equal; with LARGER, they differ so much that
 exponentials of their differences overflow."""
 BEYOND_RANGE = 4.0
 """The factor that takes products of large queries with keys beyond the range of float16."""
@@ -77,16 +79,16 @@ EXPANDED = (
     {"query": 2, "key": 0, "value": 1},
     {"query": 1, "key": 2},
 )
-"""Cases in which operands are expanded: the axis along which each operand is one row with stride 0."""
+"""Cases in which operands are expanded: for each operand, the axis along which one row is repeated with stride 0."""
 CHUNKS, CHUNK_WORDS = (20, 5), "20, 5, then 1"  # tokens in the first chunks; the others have one token
-TWICE = 20.0  # limit of a second derivative's error, in errors of the textbook form
+TWICE = 20.0  # limit of a second derivative's error, as a multiple of the textbook form's error
 LEAST_APART = 2.0**-18
-"""Answers whose relative difference is smaller differ only by rounding, in any dtype."""
+"""A smaller relative difference of two answers counts as rounding in any dtype."""
 AXES = ("batch rows", "heads", "tokens")  # of query, key and value, in words
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
-"""Names of axes on which many rules may depend: HIDING for a rule about hidden keys, USUAL for others. `_values`
-computes those that a workload lacks, such as "half"."""
+"""Names of axes of a workload on which many rules may depend: HIDING for a rule about hidden keys, USUAL for others.
+`_values` computes the axes that are no field of a workload, such as "half"."""
 ANOTHER_BATCH, POOLS, NEIGHBOURS = "another batch", "pools in memory", "neighbours"
 RULES_OF_BATCHES = {
     "right when short",
@@ -97,19 +99,19 @@ RULES_OF_BATCHES = {
     POOLS,
     NEIGHBOURS,
 }
-"""Rules that are also tried on batches of requests. Other rules use keys that no cache can hold, or other layouts."""
+"""Rules that are also tried on batches of requests. The other rules use layouts, or keys, that no cache can have."""
 Answer = dict[str, Tensor]  # the output and the gradients, by name
 Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
-"""Results for one implementation, by a rule's name and the values of its axes. A rule that does not apply has the value
-None, by its name and the workload."""
+"""The results of rules for one implementation, by the rule's name and the values of its axes. For a rule that does not
+apply, the value is None and the key is the rule's name and the workload."""
 
 
 class Rule(NamedTuple):
     """A rule, and the axes of workloads on which it may depend: it is tried for each combination of their values.
 
-    A violation is only noted if `is_noted`. With `may_refuse`, an error that the candidate raises, such as one about a
-    layout, is only noted, too.
+    With `is_noted`, a violation is only noted. With `may_refuse`, an error that the candidate raises, such as one about
+    a layout, is only noted, too.
     """
 
     trials: Callable[["Candidate"], Iterator[Outcome]]
@@ -122,7 +124,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(name: str, *axes: str, may_refuse: bool = False, is_noted: bool = False) -> Callable[..., None]:
-    """Add the decorated function to RULES, which are tried in this order; the arguments are the fields of Rule."""
+    """Return a decorator that adds a function to RULES, which are tried in this order; arguments are as in `Rule`."""
     return lambda trials: RULES.update({name: Rule(trials, axes, may_refuse, is_noted)})
 
 
@@ -130,7 +132,7 @@ right_answer = lru_cache(maxsize=6)(reference_for_probe)
 
 
 class Candidate:
-    """An implementation at one workload, with its references for two kinds of input."""
+    """An implementation under test at one workload, with its references for several kinds of input."""
 
     def __init__(
         self, implementation: Implementation, workload: Workload, asked: References, *, needs_zeros: bool
@@ -141,11 +143,11 @@ class Candidate:
         """
         self.implementation, self.workload, self.alignment_bytes = implementation, workload, asked.alignment_bytes
         self.convention = "" if needs_zeros else None
-        shared = right_answer if workload.longest <= LENGTH else lru_cache(right_answer.__wrapped__)  # large: not kept
+        shared = right_answer if workload.longest <= LENGTH else lru_cache(right_answer.__wrapped__)  # not kept if long
         self.right = partial(shared, workload, seed=asked.seed, on_step=asked.on_step)
         self.normal = self.right("normal")
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
-        self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
+        self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # with a row for each key
         if workload.layout == "value_in_key":
             self.sources.remove("value")
         self.seen = oracle.row_mask(workload, torch.arange(workload.seq_len)).seen[:, 0]  # (B, T, S)
@@ -155,7 +157,7 @@ class Candidate:
         self.output = self.call()  # on the normal inputs
 
     def case(self, reference: Reference | None = None) -> Case:
-        """A case on fresh copies of a reference's inputs, by default the normal ones."""
+        """Build a case on fresh copies of a reference's inputs, by default the normal ones."""
         right = reference or self.normal
         return build(right.workload, self.implementation, right.inputs.map(lambda tensor: tensor.clone()))
 
@@ -168,10 +170,10 @@ class Candidate:
         num_passes: int = 1,
         **of_mask: Any,  # noqa: ANN401 - any attribute
     ) -> Answer:
-        """The output and the gradients of a call on the normal inputs, some replaced by `tensors`, by name.
+        """Call the implementation on the normal inputs, some replaced by `tensors`; return output and gradients.
 
-        `of_mask` sets attributes of the BoundMask. `grad` replaces the output's gradient, and leaves in `frozen` need
-        none. The last of `num_passes` backward passes counts. There are no gradients in inference.
+        `of_mask` sets attributes of the BoundMask. `grad` replaces the output's gradient. Leaves in `frozen` need no
+        gradient. The last of `num_passes` backward passes counts. There are no gradients in inference.
         """
         case, tensors = self.case(), dict(tensors or {})
         if self.workload.layout == "value_in_key" and "key" in tensors:
@@ -193,7 +195,7 @@ class Candidate:
         return answer
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: Any) -> Tensor:  # noqa: ANN401 - see `ask`
-        """The output of a call on the normal inputs, some replaced by `tensors`; `of_mask` is as in `ask`."""
+        """Call the implementation as `ask` does, without backward passes; return the output."""
         return self.ask(tensors, num_passes=0, **of_mask)["output"]
 
     @cached_property
@@ -209,11 +211,11 @@ class Candidate:
         least: float = LEAST_APART,
         **changes: Any,  # noqa: ANN401 - those of `ask`, or of `call`
     ) -> Outcome:
-        """Compare the answer of a changed call, described by `words`, or that of `give`, with the `expected` one.
+        """Compare the answer of a changed call with the `expected` one; return "", the difference, or the exception.
 
-        Answers may differ by twice the tolerance, or by `least` times the largest number. If `expected` is a tensor,
-        only outputs are compared. Queries that may get any answer are left out. Returns "", the difference in words, or
-        the exception of the call.
+        The call, described by `words`, is that of `give` or, by default, that of `ask` with `changes`. If `expected` is
+        a tensor, only outputs are compared. Answers may differ by twice the tolerance, or by `least` times the largest
+        expected number. Queries that may get any answer are left out.
         """
         asked = partial(self.call, **changes) if isinstance(expected, Tensor) else partial(self.ask, **changes)
         try:
@@ -240,7 +242,7 @@ class Candidate:
         return ""
 
     def off(self, output: Tensor, reference: Reference) -> str:
-        """Describe the error of an output at a reference; "" if it is right or only imprecise."""
+        """Describe the error of an output compared with a reference; return "" if it is right or only imprecise."""
         settled, _ = apply_empty_row_convention(reference.observe(output), reference, self.convention)
         found, _ = output_error(settled.output, reference)
         if found.grade is not Grade.wrong:
@@ -254,13 +256,13 @@ class Candidate:
 
 @rule("right when short", *USUAL, "square")
 def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
-    """The answer is right at the short length, which the other rules assume."""
+    """Check that the answer is right at the short length, which the other rules assume."""
     yield candidate.off(candidate.output, candidate.normal)
 
 
 @rule("without gradients", *USUAL)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
-    """Calls without gradients are right, and so is the next one on nearly equal inputs."""
+    """Check that a call without gradients is right, and that the next one is, too, on nearly equal inputs."""
     yield ""
     if candidate.off(candidate.output, candidate.normal):
         return
@@ -286,13 +288,13 @@ def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("training mode", *USUAL)
 def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
-    """A module in training mode gives the same answer where nothing is dropped."""
+    """Check that a module in training mode gives the same answer when nothing is dropped."""
     if candidate.workload.scope == "attention" or candidate.workload.direction == "inference":
         return
     outcome = candidate.compare("after module.train(), with dropout 0, it gives", candidate.answer, is_training=True)
     if isinstance(outcome, str) and outcome:
         once, again = (candidate.call(is_training=True) for _ in range(2))
-        if distance(once, again) > candidate.normal.tolerance("output"):  # not by roundings, which threads may order
+        if distance(once, again) > candidate.normal.tolerance("output"):  # roundings may follow the order of threads
             found = "something random is active after module.train(), besides dropout: not compared"
             outcome = RuleResult(rule="", holds=False, found=found, is_noted=True)
     yield outcome
@@ -300,7 +302,10 @@ def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("another mask", "scope", "direction", "way")
 def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
-    """A call under another mask of the same sizes is right after one under the workload's, if it is right alone."""
+    """Check that a call under another mask of the same sizes is right, if an earlier call had the workload's mask.
+
+    The rule applies to the first such mask under which a call alone is right.
+    """
 
     def answer(*masks: str) -> Tensor:
         case = candidate.case()
@@ -330,7 +335,7 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _other_masks(workload: Workload) -> Iterator[str]:
-    """Other masks that code for the workload's mask may support: the same kind with other numbers, then other kinds."""
+    """Yield masks that code for the workload's mask may support: the same kind with other numbers, then other kinds."""
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     if isinstance(rule, Padding):
         yield f"padding({','.join(map(str, rule.lengths(*sizes)[::-1]))})"
@@ -341,7 +346,7 @@ def _other_masks(workload: Workload) -> Iterator[str]:
 
 
 def takes_context(implementation: Implementation, workload: Workload) -> bool:
-    """Whether a module can attend to a context that is not its own tokens: then it takes one of another length."""
+    """Return whether a module can attend to a context: whether it supports one of another length than its tokens."""
     if workload.scope != "module" or workload.rotary != "none":
         return False
     try:
@@ -354,7 +359,7 @@ def takes_context(implementation: Implementation, workload: Workload) -> bool:
 
 @rule("another context", "scope", "direction")
 def _another_context(candidate: Candidate) -> Iterator[Outcome]:
-    """A module that takes a context attends to it, also if it is as long as the tokens."""
+    """Check that a module that takes a context attends to it, even if the context is as long as the module's tokens."""
     workload, seed = candidate.workload, candidate.normal.seed
     if workload.seq_len != workload.kv_len or not takes_context(candidate.implementation, workload):
         return
@@ -372,9 +377,9 @@ def _another_context(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("fed in chunks", "scope", "direction", "mask")
 def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
-    """A module with a cache gives a sequence in chunks the answer of one call, for one sequence after another.
+    """Check that a module with a cache answers a sequence in chunks as in one call, for one sequence after another.
 
-    Applies if T = S and no query sees a later key.
+    The rule applies if T = S and no query sees a later key.
     """
     workload = candidate.workload
     ahead = candidate.seen.any(dim=0).triu(1).any()
@@ -394,7 +399,7 @@ def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) -> str:
-    """Describe which wrong keys queries of a chunk seem to see, if that explains a wrong output; else ""."""
+    """Explain a wrong output of a sequence in chunks by the keys that queries see or by rotary positions, else ""."""
     rows = torch.arange(sum(chunks))
     number = torch.arange(len(chunks)).repeat_interleave(torch.tensor(chunks))
     first = (torch.tensor(chunks).cumsum(0) - torch.tensor(chunks))[number][:, None]
@@ -423,9 +428,9 @@ def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) ->
 
 
 def _turned_in_chunks(workload: Workload, first: Tensor, number: Tensor, sizes: Tensor) -> Iterator[Mistake]:
-    """Rotary positions that begin again in each chunk, or are those of the first chunk of the same size.
+    """Yield mistakes whose rotary positions begin again in each chunk, or are those of the first chunk of its size.
 
-    `first` (T,) is where each token's chunk begins, `number` (T,) the chunk's number, and `sizes` those of the chunks.
+    `first` (T,) is the position at which a token's chunk begins, `number` (T,) the chunk's index in `sizes`.
     """
     if workload.rotary == "none":
         return
@@ -444,13 +449,13 @@ def _turned_in_chunks(workload: Workload, first: Tensor, number: Tensor, sizes: 
 
 @rule(OUTPUTS_APART, *USUAL)
 def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
-    """A later call does not change an earlier call's output, and uses the current contents of its tensors."""
+    """Check that a later call does not change an earlier call's output, and uses the current contents of tensors."""
     for kind in ("needles", NEAR):  # needles have the same keys, and near inputs differ in every tensor
         case, other = candidate.case(), candidate.right(kind)
         with case.grad_mode():
             first = case.output()
             kept = first.detach().clone()
-            with torch.no_grad():  # as in user code, which moves a tensor's version: a cache may be keyed by it
+            with torch.no_grad():  # as users do; it raises the tensor's version, by which code may cache
                 for name, tensor in case.tensors.items():
                     tensor.copy_(other.inputs.tensors[name])
             second = case.output()
@@ -468,7 +473,7 @@ def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("backward passes apart", *USUAL)
 def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
-    """After two forward calls, the backward pass of each gives the gradients of its own call."""
+    """Check that, after two forward calls, the backward pass of each gives the gradients of its own call."""
 
     def wrong(observed: Answer, reference: Reference) -> list[str]:
         return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
@@ -490,7 +495,7 @@ def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("gradients apart", *USUAL, may_refuse=True)
 def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
-    """Gradients do not depend on the strides of the incoming one, on the others requested, or on earlier passes."""
+    """Check that gradients do not depend on the incoming gradient's strides, frozen operands, or earlier passes."""
     if (usual := candidate.grad_output) is None:
         return
     layouts = {
@@ -524,7 +529,7 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("second derivatives", "scope", "direction", is_noted=True)
 def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
-    """Second derivatives are right or raise an error, and are never silently wrong by treating a tensor as constant."""
+    """Check that second derivatives are right or raise an error, and do not silently treat a tensor as constant."""
     reference = candidate.normal
     if candidate.grad_output is None or is_half(candidate.workload) or candidate.off(candidate.output, reference):
         return
@@ -534,7 +539,7 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
         output = case.output()
     try:
         given = candidate.grad_output.clone()
-        there = getattr(case.module, "second_derivatives", None)  # in another process
+        there = getattr(case.module, "second_derivatives", None)  # of a module in another process
         own = {name: case.tensors[name] for name in along}
         actual = _twice(own, output, given) if there is None else there(output, given, along)
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
@@ -557,7 +562,7 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -> Answer:
-    """The derivatives of the sum of all gradients, by name, in the shapes of `tensors`; 0 where there is none."""
+    """Compute the derivatives of the sum of all gradients with respect to `tensors`, by name; 0 where there is none."""
     leaves = [*tensors.values()]
     made = pull_back_twice(output, leaves, grad_output, list(map(torch.ones_like, leaves)))
     return {
@@ -568,7 +573,7 @@ def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -
 
 @rule("sizes", "scope", "direction", "dtype")
 def _sizes(candidate: Candidate) -> Iterator[Outcome]:
-    """Small incoming gradients give small gradients; a smaller query with a larger key changes no score."""
+    """Check that small incoming gradients give small gradients; moving a factor from query to key changes nothing."""
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     if (usual := candidate.grad_output) is not None:
 
@@ -586,11 +591,11 @@ def _sizes(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(LARGE_VALUES, "scope", "direction", "dtype")
 def _large_values(candidate: Candidate) -> Iterator[Outcome]:
-    """Scaling the values in one column by a large factor scales the output there by the same factor.
+    """Check that values in one column times a large factor give that column of the output times the same factor.
 
-    Values have one sign and scores are similar, so that sums of exponentials times values are large. In float16 it is a
-    convention: much code overflows in these sums. If values are part of the keys, both are scaled, and the query is 0,
-    so that scores do not depend on the keys.
+    The values have one sign and the scores are similar, so that sums of exponentials times values are large. In float16
+    a violation is a convention: much code overflows in these sums. If values are part of the keys, both are scaled; the
+    query is then 0, so that scores do not depend on the keys.
     """
     if candidate.workload.scope == "attention":
         name, share = ("key", 0.0) if candidate.workload.layout == "value_in_key" else ("value", NEARLY_EQUAL)
@@ -608,7 +613,7 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("large products", "scope", "direction", "dtype", may_refuse=True)
 def _large_products(candidate: Candidate) -> Iterator[Outcome]:
-    """Products of query and key beyond float16's range must not overflow before the scale makes them small.
+    """Check that products of query and key beyond float16's range do not overflow before the scale makes them small.
 
     One key has all the weight of a query, so that a right output needs no accurate scores.
     """
@@ -623,7 +628,7 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
-    """Turn a violation whose description contains `only` into a note of `convention`, one of CONVENTIONS."""
+    """Turn a violation whose description contains `only` into a note with `convention`, one of CONVENTIONS."""
     if isinstance(outcome, str) and outcome and only in outcome:
         return RuleResult(rule="", holds=False, found=outcome, is_noted=True, convention=convention)
     return outcome
@@ -631,10 +636,10 @@ def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
 
 @rule("other scales", "scope", "direction", may_refuse=True)
 def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
-    """A scale of 0 must weight every visible key equally; a negative scale must equal a negated query.
+    """Check that a scale of 0 weights all visible keys equally, and that negating both query and scale changes nothing.
 
-    Applies if the workload sets a scale. NaN or Inf at scale 0 is ignored: some code multiplies scores of -inf by the
-    scale. The query is enlarged, so that code that takes a row's maximum before it scales fails at a negative scale.
+    The rule applies if the workload sets a scale. NaN or Inf at scale 0 is ignored: some code multiplies scores of -inf
+    by it. The query is enlarged, so that code that takes a row's maximum before it scales fails at a negative scale.
     """
     if candidate.workload.scale and candidate.workload.scope == "attention":
         query = LARGER * candidate.tokens["query"]
@@ -652,9 +657,9 @@ def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("fewer keys", *HIDING, "square", may_refuse=True)
 def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
-    """A call with fewer keys (and, if T = S, fewer queries) is right after one with more.
+    """Check that a call with fewer keys (and, if T = S, fewer queries) is right after one with more.
 
-    After one with MORE times the keys, which kernels split into more parts, it is right without gradients, too.
+    A call without gradients is also checked after one with MORE times the keys, which kernels split into more parts.
     """
     workload, seed = candidate.workload, candidate.normal.seed
     if (length := workload.kv_len - FEWER) < 1:
@@ -690,7 +695,7 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("masks in memory", "scope", "direction", "mask", may_refuse=True)
 def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
-    """A function reads a mask or bias in any layout; a bias with one row has the summed gradient of its copies."""
+    """Check that a function reads masks and biases in any layout, and sums the gradient of a bias that has one row."""
     if not _has_mask(candidate.workload):
         return
     for form in memory.SAME_MASK:
@@ -705,7 +710,7 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("bias in float32", "scope", "direction", "half", "mask", is_noted=True)
 def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
-    """A float32 bias is not rounded to a query's half precision, so adding a constant to all of it changes nothing."""
+    """Check that a float32 bias is not rounded to the query's half precision: adding a constant must change nothing."""
     workload = candidate.workload
     is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
     if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:
@@ -715,7 +720,7 @@ def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("minus infinity in a bias", "scope", "direction", "mask", may_refuse=True)
 def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
-    """A bias of -inf at the first keys of a long row hides them, as a number far below every score does."""
+    """Check that a bias of -inf at the first keys of a long row hides them, as a number far below every score does."""
     workload, rule = candidate.workload, candidate.workload.mask_rule
     if workload.scope == "module" or rule.hides or not rule.changes_scores:
         return
@@ -728,7 +733,7 @@ def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
         vars(case.mask).update(form=form, change=memory.MASK_FORMS[form])
         return case.output().detach().clone()
 
-    with contextlib.suppress(Exception):  # code that takes no such length
+    with contextlib.suppress(Exception):  # the code may not support this length
         words, at_infinity = "a bias of -inf at the first keys gives", partial(hidden_by, memory.AT_INFINITY)
         outcome = candidate.compare(words, hidden_by(memory.FAR_BELOW), at_infinity)
         yield _accepted(MINUS_INFINITY, outcome, NOT_FINITE)
@@ -736,7 +741,7 @@ def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
 def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
-    """A function that gets both is_causal and a mask combines them or raises an error; some code ignores one of them.
+    """Check that a function that gets both is_causal and a mask applies both or raises an error; some code ignores one.
 
     If the mask has no causal part, is_causal rightly changes the answer, so only side effects are checked.
     """
@@ -753,10 +758,10 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("masks of heads", *HIDING, "grouped", may_refuse=True)
 def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
-    """A function handles masks that differ between heads, or raises an error.
+    """Check that a function handles masks that differ between heads, or raises an error.
 
-    Not tried for causal and padding masks, because code may rely on these being the same in all heads, nor on code that
-    is wrong under one mask for all heads.
+    The rule is not tried for causal and padding masks, because code may assume that these are the same in all heads. It
+    is not tried, either, on code that is wrong if all heads have the same mask.
     """
     workload = candidate.workload
     if candidate.off(candidate.output, candidate.normal):
@@ -771,10 +776,10 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("layouts", *USUAL, "grouped", "one head", may_refuse=True)
 def _layouts(candidate: Candidate) -> Iterator[Outcome]:
-    """Operands in other memory layouts give the same answer: transposed, at an offset, with gaps, expanded, shared.
+    """Check that operands in other memory layouts (transposed, offset, gapped, expanded, shared) give the same answer.
 
-    Each layout is tried alone, then different ones in neighbouring tensors. Expanded rows, with stride 0, are compared
-    with copies; one tensor as several operands gets the sum of their gradients.
+    Each layout is tried alone, then different layouts in neighbouring tensors. Expanded rows, with stride 0, are
+    compared with copies. One tensor as several operands must get the sum of their gradients.
     """
     workload, tokens, names = candidate.workload, candidate.tokens, list(memory.LAYOUTS)
 
@@ -810,7 +815,7 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> str:
-    """The violation if only one operand has the layout `words`; "" if no single one is enough."""
+    """Return the violation by a single operand with the layout named `words`; "" if no operand alone is enough."""
     for token, tensor in tensors.items() if words in memory.LAYOUTS and len(tensors) > 1 else ():
         outcome = candidate.compare(f"the {token} alone, {words}, gives", candidate.answer, tensors={token: tensor})
         if isinstance(outcome, str) and outcome:
@@ -819,9 +824,9 @@ def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> 
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
-    """Change the last key that some query does not see, then its value; describe the changes that reach such a query.
+    """Change the last key that is hidden from some query, then its value; describe changes that reach such a query.
 
-    `changes` maps descriptions to functions of such rows, (B, G, width) or in scope `module` (B, width).
+    `changes` maps descriptions to functions of the row that changes: (B, G, width), or (B, width) in scope `module`.
     """
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()
@@ -838,10 +843,10 @@ def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tens
 
 @rule("hidden keys", "scope", "direction", "half", "mask")
 def _hidden_keys(candidate: Candidate) -> Iterator[Outcome]:
-    """The contents of a hidden key and its value, if they and the scores are finite, change nothing.
+    """Check that a hidden key and its value change nothing, if they and the scores are finite.
 
-    The factor shifts the mean of all keys, or values, by about one of them: code that subtracts that mean before it
-    computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
+    The key or value is multiplied by 1 + S, which shifts the mean over all keys by about one key. Code that subtracts
+    this mean before it rounds loses few digits. Leaks that need larger scores show on the probe `large`.
     """
     factor = 1.0 + candidate.workload.kv_len
     yield _reached(candidate, {f"{{}} {factor:g} times as large": lambda row: factor * row})
@@ -849,7 +854,7 @@ def _hidden_keys(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(HIDDEN_NAN, *HIDING, is_noted=True)
 def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
-    """NaN, Inf, or a very large factor on a hidden key or value, changes no output of a query that does not see it.
+    """Check that NaN, Inf or a very large factor on a hidden key or value reaches no query that does not see it.
 
     The factor is the square root of the dtype's largest number.
     """
@@ -864,7 +869,7 @@ def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("visible NaN", *HIDING, is_noted=True)
 def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
-    """If all values are NaN, the output of each query that sees a key is NaN; nan_to_num, for example, hides it."""
+    """Check that values of NaN make the output of each query that sees a key NaN; nan_to_num, for example, hides it."""
     if "value" in candidate.sources:
         answer = candidate.call({"value": torch.full_like(candidate.tokens["value"], math.nan)})
         is_lost = ~answer.isnan().all(dim=-1) & _along_queries(candidate.seen.any(dim=-1), answer)[..., 0]
@@ -873,7 +878,7 @@ def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(REPEATABLE, *HIDING, is_noted=True)
 def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
-    """Two calls on the same tensors, in the same memory, give the same answer, bit for bit.
+    """Check that two calls on the same tensors, in the same memory, give the same answer, bit for bit.
 
     At other addresses a vectorised sum is split at other numbers, so that even correct code rounds differently.
     """
@@ -885,7 +890,7 @@ def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _has_mask(workload: Workload) -> bool:
-    """Whether functions get a mask or a bias at this workload."""
+    """Return whether functions get a mask or a bias at this workload."""
     return workload.scope == "attention" and (workload.mask_rule.hides or workload.mask_rule.changes_scores)
 
 
@@ -895,7 +900,7 @@ def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
 
 
 def _values(workload: Workload) -> dict[str, object]:
-    """A workload's value for each name in `Rule.axes`."""
+    """Return a workload's value for each name in `Rule.axes`."""
     rule, direction = workload.mask_rule, workload.direction
     if direction != "inference" and rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
         direction += ", some rows empty"  # where no gradients are compared (see Candidate)
@@ -918,9 +923,9 @@ def _values(workload: Workload) -> dict[str, object]:
 
 
 def _plain(workload: Workload) -> Workload:
-    """The workload of a rule: forward or inference, without dropout, contiguous, of two batch rows or more if allowed.
+    """Return the workload of rules: forward or inference, no dropout, contiguous, two batch rows or more if allowed.
 
-    Layout value_in_key stays as it is.
+    Layout `value_in_key` stays as it is.
     """
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
@@ -935,8 +940,8 @@ def examine(
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own.
 
-    `known` holds results at other workloads; new ones are added. `rejects` are rules whose violation is not only noted
-    here. Returns the result of each rule that applies, or one note if no rule could be tried because of an error.
+    `known` contains results at other workloads; new ones are added. A violation of a rule in `rejects` is never only
+    noted. Returns the result of each rule that applies, or one note if an error prevented all rules.
     """
     whole = asked.workload
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
@@ -966,7 +971,7 @@ def examine(
 
 
 def _result(candidate: Candidate, name: str) -> RuleResult | None:
-    """Try a rule, up to the first violation; None if it does not apply. A candidate's exception is a violation, too."""
+    """Try a rule up to its first violation, such as an exception of the candidate; return None if it does not apply."""
     trials, _, may_refuse, is_noted = RULES[name]
     violated = partial(RuleResult, rule=name, holds=False)
     refusal, is_tried = None, False

@@ -1,8 +1,8 @@
 """Forbidden side effects of a call: writing into its inputs or the mask, or setting the random seed.
 
-`watch_call` wraps one call of a candidate, forward or backward, in the candidate's process, and reports the changes in
-words. It does not depend on the rest of the check, so that other processes can use it too. Before the call it fills
-free memory with NaN, so that an answer read from uninitialized memory is wrong.
+`watch_call` wraps one call of a candidate (the implementation under test), forward or backward, in the candidate's
+process, and describes the forbidden changes. The module needs no other part of the check, so that other processes can
+use it too. Before the call it fills free memory with NaN, so that an answer read from uninitialized memory is wrong.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,12 +15,12 @@ from attnbench.contract import BoundMask
 from attnbench.devices import device, names
 
 INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"  # names of the rules about side effects
-NAN_BYTE = 255  # numbers that consist of such bytes are NaN in every dtype
+NAN_BYTE = 255  # numbers of such bytes are NaN in every floating-point dtype
 POISON_BYTES = 2**20
-"""Larger blocks are not filled with NaN: the system provides them fresh, filled with zeros."""
+"""Larger blocks are not filled with NaN, because the system provides them fresh, filled with zeros."""
 POISON_COPIES, CACHED_BYTES, CACHED_COPIES = 2, 2**11, 8
-"""Blocks that are filled of each size: POISON_COPIES, or CACHED_COPIES up to CACHED_BYTES, because glibc caches up to 7
-free blocks of each small size for each thread."""
+"""Number of blocks to fill of each size: CACHED_COPIES up to CACHED_BYTES, because glibc caches up to 7 free blocks of
+each small size for each thread; POISON_COPIES of larger sizes."""
 
 
 class SideEffectError(ValueError):
@@ -32,13 +32,13 @@ class SideEffectError(ValueError):
 
 
 def require_faultless(faults: Mapping[str, str]) -> None:
-    """Raise SideEffectError for the first of the forbidden changes that a call made; `faults` maps rules to words."""
+    """Raise SideEffectError for the first forbidden change in `faults`, if any; `faults` maps rules to descriptions."""
     for rule, found in faults.items():
         raise SideEffectError(rule, found)
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
-    """Fill free memory with NaN, in blocks of the sizes of inputs, scores and sums, which allocators reuse first."""
+    """Fill free memory with NaN, in blocks as large as inputs, scores and row sums, which allocators reuse first."""
     tensors = list(inputs)
     if not tensors:
         return
@@ -48,7 +48,7 @@ def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
         batch, queries, keys = mask.sizes
         rows = batch * (mask.num_heads or 1) * queries
         sizes |= {rows * itemsize, rows * keys * itemsize}
-    blocks = []  # held until all are filled, so that none is filled twice
+    blocks = []  # kept until all are filled, so that no block is filled twice
     for size in sorted((size for size in sizes if size <= POISON_BYTES), reverse=True):
         for _ in range(POISON_COPIES if size > CACHED_BYTES else CACHED_COPIES):
             blocks.append(torch.full((size,), NAN_BYTE, dtype=torch.uint8, device=tensors[0].device))  # noqa: PERF401
@@ -58,11 +58,11 @@ def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
 def watch_call(
     given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call", inputs: Collection[Tensor] = ()
 ) -> Iterator[dict[str, str]]:
-    """Watch one call, named `name` in messages, which must not change the tensors `given` or the `mask`.
+    """Watch one call, named `name` in messages, which must not change the tensors `given`, the `mask` or a random seed.
 
-    Yields a mapping from rules to descriptions of the forbidden changes, filled in after the call. Before the call,
-    free blocks of the sizes of `inputs`, by default of `given`, are filled with NaN. A seed that the call has set is
-    reset, and a mask that it has changed is restored. The call's exceptions propagate.
+    Yields a mapping from rules to descriptions of forbidden changes, which is filled in after the call. Before the
+    call, free memory is filled with NaN, in blocks as large as `inputs` (default: `given`). Afterwards a seed that the
+    call has set is reset, and a mask that it has changed is restored. The call's exceptions propagate.
     """
     faults = dict[str, str]()
     if mask is not None:
@@ -89,19 +89,19 @@ def watch_call(
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
-    """Whether shape, dtype and every value are equal; NaN equals NaN."""
+    """Return whether shape, dtype and every value are equal; NaN equals NaN."""
     if tensor.shape != kept.shape or tensor.dtype != kept.dtype:
         return False
     return torch.equal(tensor, kept) or torch.allclose(tensor, kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _has_same_bytes(tensor: Tensor, kept: Tensor) -> bool:
-    """Whether every byte is equal, also those of NaN and of 8-bit numbers."""
+    """Return whether every byte is equal, also in NaN and in 8-bit numbers."""
     return torch.equal(tensor.contiguous().view(torch.uint8), kept.contiguous().view(torch.uint8))
 
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:
-    """Torch's global generators by name, each with its seed and its state."""
+    """Return torch's global generators by name, each with its seed and its state."""
     generators = {"torch's generator": torch.default_generator}
     for name in names():
         generators |= device(name).generators()

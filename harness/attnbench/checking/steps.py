@@ -1,8 +1,9 @@
 """Attention in the textbook form, step by step; each step can be displayed, or replaced to create a `Mistake`.
 
-The steps in order, with their results: `projection` query, key and value; `heads` the same, with a key/value head for
-every query head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`.
-Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as in the contract.
+The steps in order, with their results: `projection`: query, key and value; `heads`: the same, with a key/value head for
+every query head; `scores`, `masked scores` and `weights`: (B, H, R, S); `context`: (B, H, R, V); `backward pass`: the
+context again; `output`: (B, R, D), in scope `module`. Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R
+chosen queries; the other letters as in the contract.
 """
 
 import math
@@ -22,47 +23,47 @@ from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 Changes = Mapping[str, Callable[..., Any]]
-"""Functions that replace some of the steps, by the step's name, with the same operands and kind of result."""
+"""Functions that replace some steps, by the step's name, with the same operands and the same kind of result."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product, summed in float32 at least and rounded to the operands' dtype, as matrix units of GPUs do."""
+    """Multiply matrices as GPUs do: sum in float32 at least, then round to the operands' dtype."""
     if torch.finfo(left.dtype).bits < 32:  # noqa: PLR2004 - float32's
         return (left.float() @ right.float()).to(left.dtype)
     return left @ right
 
 
 def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, Tensor, Tensor]:
-    """The query, and key and value (B, G, S, K or V) repeated to (B, H, S, K or V): head h reads head h // (H / G)."""
+    """Repeat key and value (B, G, S, K or V) for all H query heads: query head h reads head h // (H / G)."""
     return query, repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
 
 
 def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    """(B, H, R, K), (B, H, S, K) -> (B, H, R, S)."""
+    """Compute the scores (B, H, R, S): scaled products of query (B, H, R, K) and key (B, H, S, K)."""
     return product(query, key.transpose(-2, -1)) * mask.scale_for(query.shape[-1])
 
 
 def hide(scores: Tensor, seen: Tensor) -> Tensor:
-    """The scores (B, H, R, S) with -inf where `seen`, boolean and of a shape that broadcasts, is False."""
+    """Replace scores (B, H, R, S) by -inf where `seen`, a boolean that broadcasts to them, is False."""
     return scores.masked_fill(~seen, -math.inf)
 
 
 def masked_scores(scores: Tensor, mask: RowMask) -> Tensor:
-    """The scores after the mask's changes, with -inf at hidden keys."""
+    """Apply the mask's changes to the scores (B, H, R, S), then hide keys with -inf."""
     return hide(mask.changed(scores), mask.seen)
 
 
 def weights(masked: Tensor, mask: RowMask) -> Tensor:
-    """Softmax over the keys and the head's sink, if there is one; all 0 for a query that sees no key."""
+    """Compute the softmax over the keys and, if there is one, the head's sink; 0 for a query that sees no key."""
     empty = (masked == -math.inf).all(dim=-1, keepdim=True)
     return softmax_with_sinks(masked, mask.sinks).masked_fill(empty, 0.0)
 
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax over the keys, the last axis, with sinks (H, 1, 1) as the score of one more key whose value is 0.
+    """Compute the softmax over the keys (last axis) and sinks (H, 1, 1), each the score of one more key with value 0.
 
-    A query that sees no key gets weights of 0 with sinks, and NaN without them. Source: gpt-oss, https://arxiv.org/abs/2508.10925,
-    section 2.2.
+    A query that sees no key gets weights of 0 with sinks, and NaN without. Source: gpt-oss,
+    https://arxiv.org/abs/2508.10925, section 2.2.
     """
     if sinks is None:
         return scores.softmax(dim=-1)
@@ -71,12 +72,12 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """(B, H, R, S), (B, H, S, V) -> (B, H, R, V)."""
+    """Compute the context (B, H, R, V) from weights (B, H, R, S) and value (B, H, S, V)."""
     return product(weights, value)
 
 
 def backward_pass(results: Mapping[str, Tensor], mask: RowMask) -> Tensor:
-    """The unchanged context (B, H, R, V); mistakes replace this step to give it another gradient."""
+    """Return the context (B, H, R, V) unchanged; a mistake replaces this step to give the context a wrong gradient."""
     return results["context"]
 
 
@@ -95,9 +96,10 @@ DEFAULTS: Changes = {
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, changes: Changes | None = None
 ) -> dict[str, Tensor]:
-    """Each step's result by its name, from query (B, H, R, K), key (B, G, S, K) and value (B, G, S, V) to `context`.
+    """Compute the steps from `heads` to `backward pass`; return their results by name.
 
-    The results `query`, `key` and `value` are those of the step `heads`.
+    The operands are query (B, H, R, K), key (B, G, S, K) and value (B, G, S, V). The results `query`, `key` and `value`
+    are those of the step `heads`.
     """
     step = {**DEFAULTS, **(changes or {})}
     query, key, value = step["heads"](query, key, value, mask)
@@ -111,7 +113,7 @@ def attend(
 
 
 def walked(workload: Workload, inputs: Inputs, rows: Tensor, changes: Changes | None = None) -> dict[str, Tensor]:
-    """Every step's result by its name, for the chosen rows; in scope `module` with the `output` (B, R, D)."""
+    """Compute every step at the query rows `rows` (R,); return results by name, with `output` in scope `module`."""
     step = {**DEFAULTS, **(changes or {})}
     operands = heads_of(workload, inputs, rows, step["projection"])
     results = attend(*operands, row_mask(workload, rows, inputs=inputs.tensors), changes)
@@ -131,11 +133,11 @@ class Mistake:
     step: str  # the first step that differs
     words: str
     changes: Changes = field(repr=False)
-    needs_all_rows: bool = False  # a query's answer depends on other queries, so all are computed
-    declare: str = ""  # the argument of `adapt` that declares this as intended
+    needs_all_rows: bool = False  # a query's answer depends on other queries, so all rows are computed
+    declare: str = ""  # the argument of `adapt` that declares it as intended; "" if there is none
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
-        """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
+        """Return a function from inputs to the wrong output at the query rows `rows`: (B, H, R, V) or (B, R, D)."""
         computed = torch.arange(workload.seq_len) if self.needs_all_rows else rows
 
         def ask(inputs: Inputs) -> Tensor:
@@ -146,9 +148,9 @@ class Mistake:
 
 
 def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **changes: Callable[..., Any]) -> Mistake:
-    """Create a mistake that replaces the steps named by keyword, with _ for a space.
+    """Create a mistake that replaces the steps named by the keywords `changes`, with _ for a space.
 
-    Its words are the meaning of its name in `attnbench explain`, if there is one, and `detail`.
+    Its words are the meaning of `name` in `attnbench explain`, if there is one, and `detail`.
     """
     means, declare = next(((each.means, each.declare) for each in explanations() if each.name == name), ("", ""))
     words = ": ".join(filter(None, (means[:1].lower() + means[1:].removesuffix("."), detail)))
@@ -158,17 +160,17 @@ def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **change
 
 
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:
-    """The step, with `change` applied to its operands at the indices `places`."""
+    """Return the step named `step` with `change` applied first to its operands at the indices `places`."""
     return lambda *operands: DEFAULTS[step](*(change(x) if at in places else x for at, x in enumerate(operands)))
 
 
 def after(step: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The step, with `change` applied to its result."""
+    """Return the step named `step` with `change` applied to its result."""
     return lambda *operands: change(DEFAULTS[step](*operands))
 
 
 def with_bias(change: Callable[[Tensor, Mask], Tensor]) -> Callable[[Tensor, RowMask], Tensor]:
-    """The step `masked scores`, with `change(bias, part)` in place of each bias (B, H, R, S)."""
+    """Return the step `masked scores` in which `change(bias, part)` replaces each bias (B, H, R, S)."""
 
     def masked(scores: Tensor, mask: RowMask) -> Tensor:
         for part in mask.rule.changes:

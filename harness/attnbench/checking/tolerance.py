@@ -1,22 +1,23 @@
 """Tolerances that correct code meets in its dtype: one rule for outputs, gradients, models, ranks and dropout.
 
 The yardsticks are textbook forms in the workload's dtype, on the inputs unchanged and moved by a rounding. A tensor is
-divided into segments of rows (queries, keys or tokens; for a parameter, its first axis), because rows may differ in
-size by a factor of ten: under a causal mask early queries average few values. Each segment has its own limits for the
-largest error and for the root mean square (RMS) of the errors: a multiple of the yardsticks' error plus some roundings.
+divided into segments of rows (queries, keys or tokens; for a parameter, its first axis), because the size of numbers
+may differ between rows by a factor of ten: under a causal mask early queries average few values. Each segment has two
+limits, for the largest error and for the root mean square (RMS) of the errors. A limit is a multiple of the yardsticks'
+error plus some roundings.
 
-With few numbers, all yardsticks may be exact by luck. A segment therefore holds at least LEAST_NUMBERS numbers, or the
-whole tensor; its yardstick error is at least NEIGHBOUR_SHARE of those in adjacent segments (and in gradients, of the
-largest relative error of large segments); and the roundings are those of numbers no smaller than FLOOR_SHARE of the
-tensor's largest. `python -m studies.margins` shows the margins of honest code.
+With few numbers, all yardsticks may be exact by luck. A segment therefore contains at least LEAST_NUMBERS numbers, or
+the whole tensor. The yardsticks' error of a segment is raised to NEIGHBOUR_SHARE of that in adjacent segments and, in
+gradients, to the same share of the largest relative error of segments with large numbers. The roundings are those of
+numbers no smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows correct code's margins.
 
-An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as when a kernel sums in half
-precision: then it is *imprecise*. Such an error is at most IMPRECISE_FACTOR times its limit, is spread over the tensor,
-and does not follow the answer; the error of rows that are 5 % too large is proportional to the answer. Half precision
-may follow it in part: if 64 partial outputs and their weights are merged in it, the sum of the weights is rounded, too,
-so that each row is too large or too small, by a share of its own. A gradient in half precision may also exceed its
-limit in one segment of many, up to ONE_FACTOR times: sums of a softmax over 2,048 keys, off by some percent for one
-query, show it in one of twenty draws.
+An error beyond its limit is *wrong*, unless it looks like roundings of correct code that add up, as when a kernel sums
+in half precision: then it is *imprecise*. Such errors are at most IMPRECISE_FACTOR times their limit, are spread over
+the tensor, and hardly correlate with the answer. The errors of rows that are 5 % too large do: they are proportional to
+the answer. In half precision some correlation is accepted: if 64 partial outputs and their weights are merged in it,
+the sum of the weights is rounded, too, which makes each row too large or too small by a share of its own. A gradient in
+half precision may also exceed its limit in one of many segments, by up to ONE_FACTOR times. For example, one of twenty
+draws shows this if sums of a softmax over 2,048 keys are off by some percent for one query.
 """
 
 import math
@@ -40,17 +41,18 @@ RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 5.0
 ONE_FACTOR, MANY = 3.0, 16
 MOST_CORRELATION = 0.3
-"""Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
+"""Largest correlation with the answer of errors that may be roundings. Errors in proportion to the answer have 1, and n
+roundings have about 1 / sqrt(n)."""
 MOST_CORRELATION_IN_HALF = 0.75
-"""Limit of the correlation in half precision: its merges show up to 0.73, a factor off by 2 % at least 0.95."""
+"""The same limit in half precision: correct merges show up to 0.73, and answers too large by 2 % at least 0.95."""
 LOST_SHARE = 0.1
-"""A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS: few draws then say little
-about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""
+"""A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS. A few draws then say little
+about the errors of correct code, so limits grow in proportion, up to MOST_LENIENCY."""
 MOST_LENIENCY = 8.0
-VANISHING_SHARE = 1e-12  # a tensor smaller than this share of its terms is 0 except for rounding
+VANISHING_SHARE = 1e-12  # a tensor smaller than this share of the terms that it sums is 0 except for roundings
 LEAST_SPREAD = 0.25
-"""An error beyond its limit is imprecise, not wrong, only if it is spread over the tensor: the median over segments of
-RMS error / limit must be at least this share of the largest."""
+"""Errors beyond their limits are imprecise, not wrong, only if they are spread over the tensor: the median over
+segments of RMS error / limit must be at least this share of the largest."""
 
 
 class RowErrors(NamedTuple):
@@ -61,7 +63,7 @@ class RowErrors(NamedTuple):
 
 
 def by_row(tensor: Tensor, axis: int) -> RowErrors:
-    """Summarize each row of a tensor along an axis; the tensor holds errors, or the answer itself."""
+    """Summarize each row of a tensor, which contains errors or an answer; `axis` is the axis of its rows."""
     numbers = tensor.detach().double()
     rows = numbers.movedim(axis, 0).flatten(1) if numbers.dim() > 1 else numbers[:, None]
     return RowErrors(peak=rows.abs().amax(dim=1).cpu(), square=rows.square().mean(dim=1).cpu())
@@ -84,13 +86,13 @@ class Tolerance:
         labels: Tensor | None = None,
         terms: RowErrors | None = None,
     ) -> None:
-        """Derive the limits of `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
+        """Derive the limits of tensor `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
-        Without yardsticks they are the least limits, those of the roundings alone.
-        `axis` is the axis of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, for
-        numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits. Reports give the
-        rows the indices `labels` (R,), as for chosen queries; by default they count from 0. `terms` are the sizes of
-        the terms that each row sums: its roundings are a share of these if they exceed the row's own numbers.
+        Without yardsticks the limits are the smallest ones: those for roundings alone. `axis` is the axis of the
+        tensor's rows. A number may be off by `num_roundings` roundings of `dtype`; their size follows from the tensor's
+        largest number, or from `scale` if that is larger. `leniency` widens all limits. `labels` (R,) are the indices
+        of rows in reports, such as those of chosen queries; by default rows count from 0. `terms` are the sizes of the
+        terms that each row sums: they replace the row's own numbers as the size of its roundings where they are larger.
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)
@@ -99,7 +101,7 @@ class Tolerance:
         per_row = expected.numel() // self.num_rows
         length = max(1, math.ceil(LEAST_NUMBERS / per_row))  # rows of a segment
         self.count = max(1, self.num_rows // length)
-        self.segment = (torch.arange(self.num_rows) // length).clamp(max=self.count - 1)  # (R,) of each row
+        self.segment = (torch.arange(self.num_rows) // length).clamp(max=self.count - 1)  # (R,) each row's segment
         is_gradient = name.startswith("gradient of ")
         self.is_half = torch.finfo(dtype).bits < 32  # noqa: PLR2004 - float32's
         self.is_half_gradient = is_gradient and self.is_half
@@ -112,8 +114,8 @@ class Tolerance:
         if is_gradient and not is_zero:
             lost = max((float(each.square.mean().sqrt() / whole.square) for each in yardsticks), default=0.0)
             leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
-        few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
-        one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
+        few = 1 + 1 / expected.numel()  # with few numbers, a few draws may miss the largest error
+        one = torch.finfo(dtype).eps / 2 * num_roundings  # their sum for a number of size 1
         rounding = RowErrors(*(one * each for each in _sizes(answer, whole, scale)))
         if terms is not None:
             summed = self._by_segment(terms)
@@ -131,7 +133,7 @@ class Tolerance:
         )
 
     def _by_segment(self, rows: RowErrors) -> RowErrors:
-        """The largest number and the root mean square of each of N segments, both (N,)."""
+        """Combine rows into N segments: the largest number and the root mean square of each segment, both (N,)."""
         empty = torch.zeros(self.count, dtype=torch.float64)
         mean = empty.scatter_reduce(0, self.segment, rows.square, "mean", include_self=False)
         return RowErrors(empty.scatter_reduce(0, self.segment, rows.peak, "amax"), mean.sqrt())
@@ -143,7 +145,7 @@ class Tolerance:
 
     @property
     def of_elements(self) -> Tensor:
-        """The largest error allowed, with as many dimensions as the tensor, to broadcast to it."""
+        """The largest error allowed, in a shape that broadcasts to the tensor."""
         return self._along_rows(self.of_rows)
 
     def _along_rows(self, rows: Tensor) -> Tensor:
@@ -157,7 +159,7 @@ class Tolerance:
         return float(self.limit.peak.max())
 
     def judge(self, candidate: Tensor) -> TensorError:
-        """Compare a tensor of the same shape; `worst` is the index of the largest error relative to its limit."""
+        """Compare a tensor with the right answer; `worst` is the index with the largest ratio of error to limit."""
         actual, apart, rows, shown = self._errors(candidate)
         row = int(_ratio(rows.peak, self.of_rows).argmax())
         by_axis = apart.movedim(self.axis, 0)
@@ -186,14 +188,14 @@ class Tolerance:
         )
 
     def beyond(self, candidate: Tensor) -> Tensor:
-        """True for elements beyond their limit, or beyond the RMS limit in segments where only that is exceeded."""
+        """Mark errors beyond their limit, or beyond the RMS limit in segments where only the RMS exceeds its limit."""
         _, apart, _, shown = self._errors(candidate)
         is_broad = (_ratio(shown.square, self.limit.square) > 1) & (_ratio(shown.peak, self.limit.peak) <= 1)
         limits = self.limit.peak.where(~is_broad, self.limit.square)[self.segment]
         return ~(apart.abs() <= self._along_rows(limits))
 
     def _errors(self, candidate: Tensor) -> tuple[Tensor, Tensor, RowErrors, RowErrors]:
-        """The candidate in float64, its errors (infinite where not finite), and their sizes by row and by segment."""
+        """Return the candidate in float64, its errors (infinite if not finite), and their sizes by row and segment."""
         actual = candidate.detach().double().cpu()
         apart = actual - self.expected
         apart = apart.where(apart.isfinite(), torch.inf)
@@ -201,7 +203,7 @@ class Tolerance:
         return actual, apart, rows, self._by_segment(rows)
 
     def _is_rounding(self, apart: Tensor, shown: RowErrors) -> bool:
-        """Whether errors beyond their limits may be honest roundings that add up: see IMPRECISE_FACTOR."""
+        """Return whether errors beyond their limits may be roundings that add up, as described in this module."""
         peaks, ratios = _ratio(shown.peak, self.limit.peak), _ratio(shown.square, self.limit.square)
         factor = max(float(peaks.max()), float(ratios.max()))
         if not 1 < factor <= IMPRECISE_FACTOR:
@@ -218,7 +220,7 @@ class Tolerance:
 
 
 def _sizes(answer: RowErrors, whole: RowErrors, scale: float) -> Iterator[Tensor]:
-    """The sizes of the numbers that are rounded in each segment (N,), from the answer there and that of all rows."""
+    """Yield the largest and the RMS size of the rounded numbers in each segment (N,); `whole` is that of all rows."""
     if float(whole.peak) <= VANISHING_SHARE * scale:
         yield from (torch.full_like(each, scale) for each in answer)
         return
@@ -228,20 +230,20 @@ def _sizes(answer: RowErrors, whole: RowErrors, scale: float) -> Iterator[Tensor
 
 
 def _with_neighbours(shown: Tensor) -> Tensor:
-    """The yardsticks' error of each segment (N,), raised to a share of that of its adjacent segments."""
+    """Raise the yardsticks' error of each segment (N,) to NEIGHBOUR_SHARE of the error of its adjacent segments."""
     padded = torch.nn.functional.pad(NEIGHBOUR_SHARE * shown, (1, 1))
     return torch.stack([shown, padded[:-2], padded[2:]]).amax(dim=0)
 
 
 def _with_others(shown: Tensor, answer: Tensor) -> Tensor:
-    """The yardsticks' error of each segment (N,), raised to a share of the largest relative error of large segments.
+    """Raise the yardsticks' error of each segment (N,) to a share of the largest relative error of large segments.
 
-    A key's gradient that comes from one query has the same rounding in all its numbers, which may be 0 by luck.
+    If a key's gradient comes from one query, all its numbers have the same rounding, which may be 0 by luck.
     """
     relative = (shown / answer)[(answer > 0) & (answer >= FLOOR_SHARE * answer.max())]
     return torch.maximum(shown, NEIGHBOUR_SHARE * relative.max() * answer) if len(relative) else shown
 
 
 def _ratio(shown: Tensor, limit: Tensor) -> Tensor:
-    """Each error divided by its limit: 0 without an error, infinite for an error if the limit is 0."""
+    """Divide each error by its limit: 0 where the error is 0, infinite where only the limit is 0."""
     return torch.where(shown > 0, shown / limit, 0.0)

@@ -1,9 +1,9 @@
 """Hand out the shares of a plan to the hosts of a Ray cluster; nothing here reads or writes files.
 
-A host is a node with the resource `bench_slot`. Each share is a Ray task that holds this resource; Ray repeats a task
-that fails at most twice.
+A host is a node with the resource `bench_slot`. Each share is a Ray task that occupies this resource. If the task
+fails, Ray repeats it at most twice.
 
-Source of the idea that a task holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
+Source of the idea that a task occupies a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
 """
 
 import json
@@ -27,7 +27,7 @@ NO_HOST = (
     f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
     f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
 )
-NODES_EVERY_S = 5.0  # seconds between queries of the list of nodes, which disturb no host, but only the head node
+NODES_EVERY_S = 5.0  # seconds between queries of the list of nodes; a query disturbs only the head node, and no host
 WAIT_S = 60.0  # seconds without any host after which open shares are given up
 EXAMINED_S = 300.0  # most seconds of `attnbench doctor` on a host; a slower host is busy measuring, or gone
 CONNECT_S = 10.0  # time limit in seconds
@@ -36,7 +36,7 @@ ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT or ray://H
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """The module ray, connected to the cluster at `address` (see ALLOWED) inside the context.
+    """Provide the module ray, which is connected to the cluster at `address` (see ALLOWED) inside the context.
 
     Raises:
         ValueError: ray is not installed, nothing answers at the address, or no node is a host.
@@ -62,15 +62,15 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - ray has no types of its own
-    """Ray's descriptions of the live nodes with a bench_slot, by node id."""
+    """Return Ray's descriptions of the hosts, which are live nodes with a bench_slot, by node id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
 
 
 def examined(address: str) -> dict[str, list[dict[str, str]] | str]:
-    """The findings of `attnbench doctor` on each host of a cluster, or why there are none, by "ADDRESS (ID)".
+    """Run `attnbench doctor` on each host of a cluster; return its findings, or an error message, by "ADDRESS (ID)".
 
     Raises:
-        ValueError: there is no ray, no cluster, or no host in it.
+        ValueError: ray is not installed, no cluster answers, or the cluster has no host.
     """
     results: dict[str, list[dict[str, str]] | str] = {}
     with connected(address) as ray:
@@ -90,14 +90,14 @@ def examined(address: str) -> dict[str, list[dict[str, str]] | str]:
 
 
 def _first_line(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error  # of an exception in a task, without its traceback
+    cause = getattr(error, "cause", None) or error  # the cause of an exception in a task has no traceback in its text
     return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
 def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, bytes | str]]:  # noqa: ANN401 - ray has no types of its own
-    """Measure plans by name, each on one host; yield name, host and journal of each.
+    """Measure named plans, each on one host; yield the name, the host and the journal of each plan.
 
-    Instead of a journal there may be the reason why there is none; the host is then "".
+    If a plan was not measured, the host is "", and the reason, as text, takes the place of the journal.
     """
     names = {workload.device for plan in plans.values() for workload in plan.workloads}
     work = ray.remote(measure).options(

@@ -22,16 +22,17 @@ from attnbench.processes.execution import execute
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
 
-LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
+LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - an empty file, at the same path whatever TMPDIR a job has
 NAME = re.compile(r"\w[\w.-]{0,63}")  # valid names of hosts, which also name folders
 HOST = "ATTNBENCH_HOST"  # environment variable with the name of a host
 THREADS = "OMP_NUM_THREADS"  # unset while measuring: Ray sets it to a task's CPU count, but the plan sets threads
 
 
 def measure(share: bytes, attnbench: str, folder: str) -> tuple[str, bytes]:
-    """Measure a plan in JSON from its beginning; return the host's name and the journal.
+    """Measure a plan, given as JSON, from its beginning; return the host's name and the journal.
 
-    `attnbench` is the driver's version, and `folder` its working folder: this host must have the plan's files there.
+    `attnbench` is the driver's version of attnbench, and `folder` is the driver's working folder: this host must have
+    the plan's files there.
 
     Raises:
         ValueError: the driver has another version of attnbench, or the share cannot be measured.
@@ -47,10 +48,10 @@ def measure(share: bytes, attnbench: str, folder: str) -> tuple[str, bytes]:
 
 
 def examine() -> str:
-    """The output of `attnbench doctor --json` on this host.
+    """Return the output of `attnbench doctor --json` on this host.
 
     Raises:
-        ValueError: the command printed nothing; the message is its last error.
+        ValueError: the command printed no output; the message is the last line of its errors.
     """
     with bench_slot():
         command = [sys.executable, "-P", "-m", "attnbench", "doctor", "--json"]
@@ -61,7 +62,7 @@ def examine() -> str:
 
 
 def own_name() -> str:
-    """The name of this host from ATTNBENCH_HOST, or else a stable one that reveals nothing about the machine."""
+    """Return the name of this host: ATTNBENCH_HOST, or else a stable name that reveals nothing about the machine."""
     name = os.environ.get(HOST, "")
     if NAME.fullmatch(name):
         return name
@@ -73,9 +74,9 @@ def own_name() -> str:
 
 @contextmanager
 def bench_slot() -> Iterator[None]:
-    """Reserve the whole machine, not only a node: wait until no other process measures here. Unsets THREADS inside."""
+    """Reserve the whole machine: wait until no other process measures here. THREADS is unset inside the context."""
     try:
-        file = os.open(LOCK, os.O_RDONLY)  # it may belong to another user, who may forbid creating it again
+        file = os.open(LOCK, os.O_RDONLY)  # without O_CREAT, which can fail if the file belongs to another user
     except FileNotFoundError:
         file = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
     threads = os.environ.pop(THREADS, None)

@@ -1,9 +1,9 @@
-"""A run on a cluster: the shares of its plan, each measured by one host, and one journal from those of all hosts.
+"""A run on a cluster: each host measures shares of the plan, and the journals of all hosts are merged into one.
 
 A share has a few workloads with all their implementations, so that all samples of a cell are from one host. The merged
-journal is an ordinary one with all events of each share, in which `worker_started` names the host of the events after
-it. A share is kept as a whole: an unfinished one is measured again. All state is in the journals, so the driver may
-be killed at any moment.
+journal is an ordinary journal with the events of all shares; each event `worker_started` names the host of the events
+after it. A share counts only as a whole: an unfinished share is measured again. All state is in the journals, so the
+driver may be killed at any moment.
 """
 
 from collections import defaultdict
@@ -23,20 +23,21 @@ from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Sample, Status
 
 Measured = tuple[str, list[Event]]  # a host, and the events of a share that it has finished
-MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, each costs seconds for processes and ceilings
+MOST_SHARES = 32  # with fewer shares, fast hosts wait for slow ones; but each share costs seconds before its timing
 
 
 def part(plan: Plan, place: int, number: int) -> Plan:
-    """The plan with only every `number`-th workload, from index `place` on, and its part of `false_share`."""
+    """Return the plan with only every `number`-th workload, from index `place` on, and a proportional `false_share`."""
     workloads = plan.workloads[place::number]
     false_share = plan.false_share * len(workloads) / len(plan.workloads)
     return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
 
 
 def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
-    """Split a plan into shares, by name: of n shares, each takes every n-th workload, so that all take about as long.
+    """Split a plan into named shares: each of n shares has every n-th workload, so that all take about equally long.
 
-    Workloads and names depend only on the plan. `plan.budget_s` is for one host; the shares divide `num_hosts` budgets.
+    Workloads and names of shares depend only on the plan. `plan.budget_s`, in seconds, is the budget of one host; the
+    shares divide the budgets of all `num_hosts` hosts.
     """
     number = max(1, min(len(plan.workloads), MOST_SHARES))
     shares = {}
@@ -48,10 +49,10 @@ def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
 
 
 def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
-    """Start a run on a cluster in `folder`, or continue the one there, to its end; `note` gets messages about shares.
+    """Start a run on a cluster in `folder`, or continue the run there; `note` gets messages about its shares.
 
     Raises:
-        ValueError: no ray, no cluster, or no host; the message says what to do.
+        ValueError: ray is not installed, no cluster answers, or it has no host; the message says what to do.
         OSError: the folder cannot be written.
     """
     with driver.connected(address) as ray:
@@ -73,7 +74,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
 
 
 def finished(folder: Path, share: str) -> Measured | None:
-    """The alphabetically first host that finished a share, and the share's events; None if no host has finished it.
+    """Return the alphabetically first host that finished a share, and the share's events; None if no host finished it.
 
     Raises:
         DamagedError: a journal is damaged.
@@ -86,7 +87,7 @@ def finished(folder: Path, share: str) -> Measured | None:
 
 
 def kind_of(history: Iterable[Event]) -> str:
-    """The kind of a host in words, from its events: processor, cores, version of PyTorch and accelerator."""
+    """Describe the kind of a host from its events: processor, cores, version of PyTorch and accelerator."""
     known = next(event.environment for event in history if isinstance(event, WorkerStarted))
     cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
     return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
@@ -114,9 +115,9 @@ def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
 
 
 def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: Mapping[str, str] | None = None) -> None:
-    """Rewrite the journal of a run, or write its first one, which begins with `started`.
+    """Write the journal of a run from its finished shares; the first journal of a run begins with `started`.
 
-    `lost` gives the reasons for shares that no host could measure, by name; None: some shares are still open.
+    `lost` contains the reasons why shares could not be measured, by name; None: some shares are still open.
 
     Raises:
         DamagedError: a host's journal is damaged.
@@ -134,7 +135,7 @@ def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: M
 def merged(
     started: RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
 ) -> Iterator[Event]:
-    """The events of a run: its start, lost cells, the events of each measured share and, if it `is_over`, its end."""
+    """Yield the events of a run: its start, lost cells, the events of measured shares and, with `is_over`, its end."""
     yield started
     for plan, why in lost:
         for workload in plan.workloads:
@@ -169,7 +170,7 @@ def merged(
 
 
 def _shifted(visit: VisitFinished, epochs: int) -> VisitFinished:
-    """The visit with the index of its process raised by `epochs`, the number of processes of earlier shares."""
+    """Return the visit with its epoch raised by `epochs`, the number of processes of earlier shares."""
 
     def shifted(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         return tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in samples)

@@ -1,6 +1,6 @@
-"""The commands of `attnbench`: a file with COMMAND is a command, and its stem is its name.
+"""The commands of `attnbench`: every module that defines COMMAND is a command with the name of its file.
 
-The other files hold shared parts. Heavy modules (torch, pandas, matplotlib) are imported inside functions, so that
+The other modules contain shared parts. Heavy modules (torch, pandas, matplotlib) are imported inside functions, so that
 --help stays quick.
 """
 
@@ -27,7 +27,7 @@ class Command:
 
 @dataclass(kw_only=True)
 class Output:
-    """The form of the output: JSON or text, without progress, tables and notes (quiet), or with each step (verbose)."""
+    """The form of the output: JSON or text; quiet: without progress, tables and notes; verbose: with each step."""
 
     is_json: bool = False
     is_quiet: bool = False

@@ -112,7 +112,7 @@ class _Asked:
     replay: Path | None
 
     def answer(self, *, is_watched: bool) -> Conclusion | ExitCode:
-        """Check once or, if watched, again at each save until an interruption."""
+        """Check once or, with `is_watched`, again at each save until the user interrupts it."""
         limit_s, names = self.options.timeout_s, [*(self.options.names or ()), *(self.options.implementations or ())]
         with (
             TemporaryDirectory(prefix="attnbench-check-") as logs,
@@ -125,7 +125,7 @@ class _Asked:
             return self.judge(templates)
 
     def judge(self, templates: Sequence[Template]) -> Conclusion | ExitCode:
-        """Read the implementations, check them in workers of the templates, and print the verdicts."""
+        """Read the implementations, check them in workers that the templates start, and print the verdicts."""
         options = _interpreted(self.options) if self.is_interpreted else self.options
         specs, declarations, not_judged = _usable(options, templates[0])
         options = options.with_settings(INVARIANCE) if self.is_invariance else options
@@ -184,7 +184,7 @@ def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
 
 
 def _print_certificate(certificate: Certificate) -> None:
-    """Print the verdict, each violated law, and the laws that were not tried, with the reasons."""
+    """Print the verdict of a certificate, each violated law, and the laws that were not tried, with the reasons."""
     shape = certificate.workload
     plain, keys = Workload().axes(), f"S={shape.kv_len}"
     if shape.requests:
@@ -213,9 +213,9 @@ def _print_certificate(certificate: Certificate) -> None:
 def _conclude(
     checked: Results, not_judged: dict[str, str], report: Path | None, repro: Path | None
 ) -> Conclusion | ExitCode:
-    """Print the verdicts, and write the report and the scripts if their options are given; return the conclusion.
+    """Print the verdicts, write the report and the scripts if their options are given, and return the conclusion.
 
-    After an interruption the exit code is returned instead.
+    After an interruption, return the exit code instead.
     """
     if report is not None:
         stock.write(report, checked)
@@ -233,12 +233,12 @@ def _conclude(
 
 
 def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
-    """Options for a report: the sweep `stock`, unless anything else is selected.
+    """Return the options of --report: the sweep `stock`, unless anything else is selected.
 
     Raises:
         ValueError: the file does not end in .md, or its folder does not exist.
     """
-    if report.suffix != stock.SUFFIX or not report.parent.is_dir():  # now, not after hours of work
+    if report.suffix != stock.SUFFIX or not report.parent.is_dir():  # checked now, not after hours of work
         allowed = f"give a file that ends in {stock.SUFFIX}, in a folder that exists"
         raise ValueError(f"--report {report} is not allowed: {allowed}")
     selects = {"--sweep", "--model", "--implementation", "names"} & options.typed
@@ -246,10 +246,10 @@ def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
 
 
 def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> SelectionOptions:
-    """Options for captured inputs, whose sizes make the only workload.
+    """Return the options of --replay: the captured inputs define the only workload.
 
     Raises:
-        ValueError: no implementation is named, or another selection goes with --replay.
+        ValueError: no implementation is named, or another option selects workloads.
     """
     from attnbench.captured.replay import load, settings
 
@@ -259,7 +259,7 @@ def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> Sele
 
 
 def _interpreted(options: SelectionOptions) -> SelectionOptions:
-    """Options for Triton's interpreter: small sizes by default, and calls that may take as long as a step."""
+    """Return the options of --interpret: by default, sizes are small, and a call may take as long as a step."""
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
@@ -267,13 +267,13 @@ def _interpreted(options: SelectionOptions) -> SelectionOptions:
 
 
 def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], dict[str, Declared], dict[str, str]]:
-    """The usable specs among the named ones, declarations by spec, and the problems of the others by spec or name.
+    """Return the usable specs among the named ones, declarations by spec, and problems of the others by spec or name.
 
     Raises:
         ValueError: implementations are named, and none of them is usable.
     """
     candidates: list[str] = []
-    problems: dict[str, str] = {}  # the others are still judged
+    problems: dict[str, str] = {}  # specs without a problem are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):
         try:
             candidates += expand_spec(name)

@@ -14,7 +14,7 @@ from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
 SKIP = 125
-"""The exit code by which `git bisect run` passes over a revision. Source: https://git-scm.com/docs/git-bisect"""
+"""The exit code that makes `git bisect run` skip a revision. Source: https://git-scm.com/docs/git-bisect"""
 
 
 def compare(

@@ -25,9 +25,9 @@ NOISY_SHARE = 0.02  # relative difference between times of identical code above 
 AGAIN, AGAIN_S = "the same again", 10.0  # name of the second of two identical arms; seconds of their comparison
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
 """Findings that must be equal on hosts whose times are compared."""
-NOISE_ERROR = 0.05  # two-sided error probability of the noise's interval
+NOISE_ERROR = 0.05  # two-sided error probability of the interval of the noise floor
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
-"""Settings, with prefixes of their values, that keep idle threads spinning forever."""
+"""Environment variables that keep idle threads spinning forever, with the beginning of the values that do so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def limits() -> str:
 
 
 def noise_floor() -> Finding:
-    """Compare two arms with identical code, in blocks and with threads as in a run; their difference is noise."""
+    """Measure the noise floor: compare two arms with identical code, in blocks and with threads as in a run."""
     import torch
 
     from attnbench.timing.functions import FunctionComparison
@@ -109,7 +109,7 @@ def noise_floor() -> Finding:
 
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
-    """The finding `noise floor` that follows from a comparison of identical code."""
+    """Derive the finding `noise floor` from a comparison of identical code."""
     ratios = numbers(compared.samples, Arm(implementation=AGAIN), compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0])
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
@@ -123,7 +123,7 @@ def judge_noise(compared: "FunctionComparison") -> Finding:
 
 
 def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
-    """Differences that make hosts incomparable, and the advice to each host, as sentences."""
+    """List the differences that make times of hosts incomparable, and the advice for each host, as sentences."""
     lines = []
     for name in SAME_ON_ALL:
         values = {host: each.value for host, findings in hosts.items() for each in findings if each.name == name}

@@ -92,7 +92,7 @@ def fastest(
 
 
 def _search_plan(options: TimingOptions, along: str, low: int, high: int) -> Plan:
-    """The plan of a search along an axis; times are relative to the last named implementation."""
+    """Plan a search along an axis; times are relative to the last named implementation, or to sdpa."""
     asked = options.plan(baseline=options.named[-1] if options.named else "sdpa")
     return plan_to_search(asked, options.named, along, low, high)
 
@@ -112,7 +112,7 @@ def _learn_policy(measured: Results, file: Path) -> verdict.Policy:
         file=str(file),
         chosen=dict(Counter(row.winner for row in table.rows).most_common()),
         workloads=len(table.rows),
-        regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # undefined for one
+        regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # undefined for one shape
         seconds=table.evidence.seconds,
     )
 
@@ -150,7 +150,7 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
 
 
 def print_crossings(results: Results) -> None:
-    """Print the crossovers of each pair, and the ratio at each value, with a note if it is undecided."""
+    """Print the crossovers of each pair, and the ratio of its times at each size, with a note if that is undecided."""
     print_troubles(results)
     for crossing in recommended.crossings(results):
         if len(results.plan.ladders) > 1:
@@ -176,7 +176,7 @@ def _print_foot(results: Results) -> None:
 
 
 def _policy_sentence(policy: verdict.Policy) -> str:
-    """Summarise a policy: its choices, their regret (leave-one-out) next to that of sdpa alone, and its file."""
+    """Summarise a policy: its choices, their leave-one-out regret next to the regret of sdpa alone, and its file."""
     chosen = ", ".join(f"{name} at {count}" for name, count in policy.chosen.items())
     text = f"Policy: {chosen} of {policy.workloads} shape{'s' * (policy.workloads > 1)}"
     if regret := policy.regret:

@@ -1,9 +1,9 @@
 """The frame of every command: options from a signature and a docstring, output as text or JSON, and the exit code.
 
-The docstring of a command has its help, a line for each option in the section Options, and whole command lines in the
-section Examples. A line is `parameter (FLAGS METAVAR): help`, as in `budget_s (--budget SECONDS): Most time of a run.`
-By default, the flag is the parameter's name without `is_`. Positional parameters are arguments. A parameter that is a
-dataclass stands for all of its fields, which its own docstring describes.
+The docstring of a command has its help, an entry for each option in the section Options, and whole command lines in the
+section Examples. An entry is `parameter (FLAGS METAVAR): help`, as in `budget_s (--budget SECONDS): Time of a run.` By
+default, the flag is the parameter's name without `is_`. Positional parameters are arguments. A parameter that is a
+dataclass stands for all of its fields, which the docstring of the dataclass describes.
 """
 
 import functools
@@ -24,11 +24,11 @@ PANELS = {
     "batch-size seq-len dtype gradients invariance interpret",
     "Output": "results resume json quiet verbose to open format policy salvage",
 }
-"""Long option names, or parameters, by the title of their group in help; all other options are in the group How."""
+"""Long names of options, or names of parameters, by the group in help; all other options are in the group How."""
 LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}
 """Smallest allowed values of numeric options; 0 for all others."""
 QUANTITIES = {"SIZE": "size", "SECONDS": "duration", "SHARE": "share"}
-"""The kind of quantity of an option by its metavar; users may write it with a unit, as in 8GiB, 2min or 2%."""
+"""Kinds of quantities by the metavar of the option; users may write the unit, as in 8GiB, 2min or 2%."""
 SHARED = """Options that several commands share, and those that set the fields of `Output`, which every command has.
 
 Options:
@@ -102,7 +102,7 @@ def to_typer_command(command: Command) -> tuple[Callable[..., None], list[str]]:
 
 
 def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -> inspect.Parameter:
-    """The parameter with its annotation for typer."""
+    """Return the parameter with an annotation from which typer makes an argument or an option."""
     kind, default = parameter.annotation, parameter.default
     metavar = " ".join(word for word in words if not word.startswith("-"))
     more: dict[str, Any] = {"help": help_text, "metavar": metavar or ("" if kind is bool else None)}
@@ -121,7 +121,7 @@ def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -
 
 
 def _quantity(kind: str, least: float, text: str | float) -> float:
-    """Parse a quantity of the command line, which must be at least `least`; defaults are numbers already."""
+    """Parse a quantity of the command line, which must be at least `least`. A default is not a text but a number."""
     try:
         value = quantity(text, kind) if isinstance(text, str) else text
     except ValueError as error:
@@ -149,12 +149,12 @@ def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
 
 
 def say_conclusion(conclusion: Conclusion, *, is_silent: bool = False) -> None:
-    """Print the sentence of a conclusion; with `is_silent` or --json only unless it passed, to standard error."""
+    """Print the sentence of a conclusion; with `is_silent` or --json to standard error, and only if it did not pass."""
     is_silent |= OUTPUT.is_json
     if not is_silent or conclusion.ending is not Ending.passed:
         typer.echo(conclusion.sentence, err=is_silent)
 
 
 def exit_code(conclusion: Conclusion) -> ExitCode:
-    """The exit code of an ending, which has the same name."""
+    """Return the exit code that has the name of the conclusion's ending."""
     return ExitCode[conclusion.ending.name]

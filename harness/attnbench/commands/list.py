@@ -71,7 +71,7 @@ DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOW
     "num_threads": "physical cores",
     "scale": "1 / sqrt(head_dim)",
 }
-"""Defaults that are not plain numbers, by axis."""
+"""Descriptions of defaults that are not plain numbers, by axis."""
 ALLOWED = {axis: ", ".join(choices) for axis, choices in CHOICES.items()} | {
     "device": f"{', '.join(names())}; NAME:N for one of several; or all",
     "mask": "see `attnbench list masks`",
@@ -83,7 +83,7 @@ ALLOWED["float32_matmul_precision"] += "; dtype float32 alone; TF32 on CUDA"
 
 
 def entries(what: str) -> list[dict[str, str]]:
-    """The rows of the list of sweeps, axes, masks, models, metrics or reports. All rows have the same columns."""
+    """Return the rows of a list of sweeps, axes, masks, models, metrics or reports. All rows have the same columns."""
     match what:
         case "sweeps":
             sweeps = {name: sweep.load(name) for name in sweep.names()}
@@ -119,9 +119,10 @@ def entries(what: str) -> list[dict[str, str]]:
 
 
 def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
-    """A row for each implementation (a name or path/to/file.py:Name): yes, no or ? by feature, `why` not, `source`.
+    """Return a row for each implementation, which is given as a name or as path/to/file.py:Name.
 
-    A "?" means that the implementation cannot be loaded; `source` then has the error.
+    A row has yes or no by feature, the reasons for each no in `why`, and the `source`. If an implementation cannot be
+    loaded, all features are ?, and `source` has the error.
     """
     from attnbench.case import reason_against
     from attnbench.contract.loading import implementation
@@ -136,7 +137,7 @@ def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
                 reasons = [reason_against(plug, workload) or "" for workload in workloads]
                 row[column] = "no" if all(reasons) else "yes"
                 against |= {" ".join(reasons[0].split()): None} if all(reasons) else {}
-        except Exception as error:  # noqa: BLE001 - a plug that cannot be loaded is listed: the others still count
+        except Exception as error:  # noqa: BLE001 - a plug that cannot be loaded is listed like the others
             why = f"cannot be loaded: {type(error).__name__}: {error}"
             rows.append(row | dict.fromkeys(QUESTIONS, "?") | {"why": "", "source": why})
             continue
@@ -145,7 +146,7 @@ def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
 
 
 def print_support(entries: Sequence[dict[str, str]]) -> None:
-    """Print the features that each usable implementation lacks, then those that support nothing here, with reasons."""
+    """Print the features that usable implementations lack, then implementations that support nothing here, and why."""
 
     def is_yes_for_some(question: str) -> bool:
         return any(entry[question] == "yes" for entry in entries)

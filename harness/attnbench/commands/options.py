@@ -17,7 +17,7 @@ MOST_SEEDS = 2**31
 
 
 def draw_seed() -> int:
-    """A random seed of inputs, which no code under test can predict."""
+    """Draw a random seed, so that no code under test can predict its inputs."""
     return secrets.randbelow(MOST_SEEDS)
 
 
@@ -73,7 +73,7 @@ class SelectionOptions:
 
     @property
     def typed(self) -> set[str]:
-        """Options that the user typed, by their long names, and arguments, by their names in the code."""
+        """The options (by long name) and arguments (by name of the parameter) that the user typed."""
         if not bool(self.context):  # not from a command line
             return set()
         long_names = {each.name: max(each.opts, key=len) for each in self.context.command.params}
@@ -81,12 +81,12 @@ class SelectionOptions:
         return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
     def with_settings(self, *settings: str) -> Self:
-        """Add settings (AXIS=V,V), unless --set, --model or --sweep already chooses shapes."""
+        """Return these options with added settings (AXIS=V,V), unless --set, --model or --sweep chooses shapes."""
         is_chosen = self.has_shapes or "--sweep" in self.typed
         return self if is_chosen else replace(self, settings=[*settings, *(self.settings or ())])
 
     def plan(self, **more: Any) -> Plan:  # noqa: ANN401 - other parameters of build_plan
-        """The plan of these options.
+        """Build the plan of these options; `more` are further parameters of build_plan.
 
         Raises:
             ValueError: an option has a value that is not allowed, or two options exclude one another.
@@ -94,7 +94,7 @@ class SelectionOptions:
         return build_plan(**self.fields(**more))
 
     def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
-        """The parameters of build_plan that these options set.
+        """Return the parameters of build_plan that these options set, and `more`.
 
         Raises:
             ValueError: both --model and --sweep are given.
@@ -135,7 +135,7 @@ class TimingOptions(SelectionOptions):
     is_refereed: bool = False
 
     def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
-        """The parameters of build_plan that these options set, with the conditions.
+        """Return the parameters of build_plan that these options and their conditions set, and `more`.
 
         Raises:
             ValueError: a condition is unknown, two conditions or --referee and a condition exclude one another, or
@@ -159,11 +159,11 @@ CONDITIONS = {
     "allocator": ("system", "steady", "retain"),
     "isolation": ("process", "shared"),
 }
-"""The words of --conditions, by the parameter of build_plan that they set; at most one word for each."""
+"""The words of --conditions by the parameter of build_plan that they set; users give at most one word of each."""
 
 
 def expand_spec(name: str) -> list[str]:
-    """The specs that a name stands for: all implementations in the file for FILE.py, otherwise itself.
+    """Return the specs that a name stands for: FILE.py for all implementations in the file, another name for itself.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
@@ -177,7 +177,7 @@ def require_extra(module: str, extra: str) -> None:
     """Check that an optional package is installed.
 
     Raises:
-        ValueError: it is not; the message has the command that installs it.
+        ValueError: the package is not installed; the message has the command that installs it.
     """
     if find_spec(module) is None:
         raise ValueError(f"{module} is not installed: pip install -e '.[{extra}]' in the checkout")

@@ -28,7 +28,7 @@ MAY_DIFFER = {
     "left_out": {},
     "false_share": FALSE_SHARE,
 }
-"""Fields in which the plans of joined runs may differ; before a comparison they are set to these values."""
+"""Fields in which the plans of joined runs may differ, with the values that replace them before a comparison."""
 
 
 def report(
@@ -85,9 +85,9 @@ def report(
 
 
 def _join(runs: Sequence[Path]) -> Path:
-    """Merge finished runs over different shapes, such as parts of `run --shard`; return the new folder.
+    """Merge finished runs over different shapes, such as parts of `run --shard`; return the folder of the new run.
 
-    It lies next to the first run's.
+    The folder is next to that of the first run.
 
     Raises:
         ValueError: a run has not finished, or the runs share a shape or differ in more than their shapes.
@@ -124,7 +124,7 @@ def _join(runs: Sequence[Path]) -> Path:
 
 
 def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
-    """The plan without the fields that parts of a run may have for themselves, and the digests of all arms by name."""
+    """Return the plan with its fields of MAY_DIFFER replaced, and the digests of all implementations by name."""
     digests = {name_of(spec): plan.digests.get(spec) for spec in plan.specs.values()}
     return msgspec.structs.replace(plan, **MAY_DIFFER), digests
 

@@ -18,9 +18,9 @@ from attnbench.storage.records import Agreement, Grade, Record, Status, TensorEr
 
 
 def scripts(results: Results, folder: Path) -> Iterator[str]:
-    """Write a script for the first wrong or imprecise tensor of each implementation; yield a line for each of these.
+    """Write a script for the first wrong or imprecise tensor of each implementation; yield a line for each script.
 
-    If no script could be written, the line says why.
+    If no script could be written for an implementation, its line says why.
     """
     done: set[str] = set()
     reasons: dict[str, str] = {}
@@ -47,16 +47,17 @@ def scripts(results: Results, folder: Path) -> Iterator[str]:
 
 
 def _worst(record: Record) -> tuple[str, TensorError] | None:
-    """The probe and the first tensor that is wrong or imprecise; outputs come before gradients."""
+    """Return the first wrong or imprecise tensor, after the name of its probe; outputs come before gradients."""
     if record.agreement is None or record.agreement.grade is Grade.right:
         return None
     return next(((probe, each) for probe, each in record.agreement.tensors() if not each.agrees), None)
 
 
 def run_module(module: str, arguments: Sequence[str], timeout_s: float, request: object = None) -> tuple[Status, str]:
-    """Run a module of attnbench in a new process, with a request as JSON; return a status and its last line of output.
+    """Run a module of attnbench in a new process, with `request` as JSON for its input; return a status and a line.
 
-    After a failure the line is that of standard error. The status is ok, error, crashed (by a signal) or timeout.
+    The line is the last one of standard output or, after a failure, of standard error. The status is ok, error, crashed
+    (by a signal) or timeout.
     """
     command, encoded = [sys.executable, "-P", "-m", module, *arguments], msgspec.json.encode(request)
     try:
@@ -69,7 +70,7 @@ def run_module(module: str, arguments: Sequence[str], timeout_s: float, request:
 
 
 def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
-    """Call each function once on the inputs in the file, each in its own process, and judge its answers in this one.
+    """Call each function once on the inputs in `file`, in a process of its own; judge its answers in this process.
 
     Raises:
         ValueError: the file does not hold inputs of attention, or attention overflows in their dtype.

@@ -68,7 +68,7 @@ def run(
 
 
 def shard(plan: Plan, text: str) -> Plan:
-    """The part K/N of a plan, as in 2/8, the second of eight.
+    """Return one part of a plan; `text` names it as K/N, as in 2/8 for the second of eight parts.
 
     Raises:
         ValueError: there is no such part.

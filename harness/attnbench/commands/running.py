@@ -60,7 +60,7 @@ def execute(
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker or host can start. If a disk is
             full, `hint` says how to continue.
-        typer.Exit: the user interrupted it; `show_partial` got the results so far, and `hint` was printed.
+        typer.Exit: the user interrupted the run; `show_partial` got the results so far, and `hint` was printed.
     """
     note_untried(workload.device for workload in plan.workloads)
     try:
@@ -117,12 +117,12 @@ def print_partial(results: Results) -> None:
 
 
 def how_to_resume(plan: Plan, folder: Path) -> str:
-    """The hint on how to continue an unfinished run, with the command."""
+    """Return a hint on how to continue an unfinished run, with the command."""
     return f"finished cells are kept; continue with: {plan.resume_command(str(folder))}"
 
 
 def note_untried(names: Iterable[str]) -> None:
-    """For each of these devices on which attnbench has never been tried, print a note on what should work there."""
+    """For devices on which attnbench has never been tried, print a note on what should work there."""
     for name in sorted({*names}):
         if words := device(name).untried:
             typer.echo(f"{name}: untried. {words}.", err=True)
@@ -165,7 +165,7 @@ def watching() -> Iterator[Watch]:
 
 
 def described(progress: Progress) -> str:
-    """One line of progress: stage, percentage done, remaining time, counts by status, and cell."""
+    """Format a line of progress: stage, percentage done, remaining time, counts by status, and cell."""
     share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
     parts = [f"{STAGE_WORDS[progress.stage]} {share:.0f} %"]
     if progress.left_s is not None:
@@ -178,7 +178,7 @@ def described(progress: Progress) -> str:
 def to_resume(
     selected: SelectionOptions, resume: str, results: Path, command: str, again: Collection[str] = ()
 ) -> tuple[Path, Plan]:
-    """Folder and plan of the run that this command continues; the options in `again` are allowed with --resume.
+    """Return folder and plan of the run that `command` continues; the options in `again` are allowed with --resume.
 
     Raises:
         ValueError: there is no such run, or it cannot be continued this way: the message says how.
@@ -201,7 +201,7 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
     """Check that every file among the specs of a stored plan was named again, or is below a named folder.
 
     Raises:
-        ValueError: one was not; the message says what to type.
+        ValueError: a file was not named; the message says what to type.
     """
 
     def place(spec: str) -> tuple[Path | None, str]:
@@ -246,7 +246,7 @@ def print_report(
     show: Callable[[], object],
     **more: Any,  # noqa: ANN401 - other parameters of reports.verdict.report
 ) -> None:
-    """Print the verdict for programs with --json (docs/verdict.schema.json); else call `show`."""
+    """With --json, print the verdict for programs (docs/verdict.schema.json); otherwise call `show`."""
     is_typed = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
     words = sys.argv[1:] if is_typed else [results.plan.command]
     present(lambda: verdict.report(results, conclusion, int(exit_code(conclusion)), words, **more), show)

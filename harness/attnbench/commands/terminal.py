@@ -18,7 +18,7 @@ from attnbench.storage.records import Record, Status
 from attnbench.units import grouped, multiple, sanitize_line, text_lines
 
 NOT_ON_TERMINAL = {*summary.ON_PAGE_ALONE, "error", "notes"}
-"""Columns that only files have, as a terminal is narrow."""
+"""Columns that only files have, since a terminal is narrow."""
 
 
 def say(text: str, style: str = "", console: Console | None = None) -> None:
@@ -35,9 +35,9 @@ def say(text: str, style: str = "", console: Console | None = None) -> None:
 
 
 def print_results(results: Results) -> None:
-    """Print the closing screen of a run; quiet prints only warnings and the answer, and verbose adds every cell.
+    """Print the closing screen of a run; with --quiet only warnings and the answer, with --verbose also every cell.
 
-    With two sides, cells whose results differ follow.
+    With two sides, the cells with different results on the sides follow.
     """
     if OUTPUT.is_quiet:
         print_troubles(results)
@@ -71,7 +71,7 @@ def print_cells(results: Results) -> None:
 
 
 def print_troubles(results: Results) -> None:
-    """Print warnings that precede all verdicts, in colour; those that make times doubtful in reverse."""
+    """Print the warnings that precede all verdicts, in yellow, or in reverse yellow if they make times doubtful."""
     for line in summary.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 
@@ -128,14 +128,14 @@ def _print_mistakes(records: Iterable[Record]) -> None:
 
 
 def _mistake(record: Record) -> tuple[str, ...]:
-    """A key that cells of one implementation share if they show the same mistake."""
+    """Return a key that cells of one implementation share if they show the same mistake."""
     mistakes = () if record.agreement is None else record.agreement.mistakes
     message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # any size
     return record.implementation, record.status, *(mistakes or (message,))
 
 
 def print_findings(results: Results) -> None:
-    """Print the findings of a run, and the number of untried cells, with the reasons."""
+    """Print the findings of a run, and the numbers of cells that were not tried, with the reasons."""
     for line in summary.findings(results):
         say(line, "red")
     for line in summary.kept_memory(results):

@@ -23,12 +23,12 @@ Stamps = dict[Path, tuple[int, int]]
 def watch(named: Iterable[str], check: Callable[[], Conclusion | ExitCode], templates: Iterable[Template]) -> NoReturn:
     """Call `check` now and after each save of a named file, or of a module in its folder that it imports.
 
-    The judges of `templates` then forget the earlier code. A check that raises ValueError or OSError, as for a file
-    with a syntax error, prints the message, and the next save is awaited.
+    Before each new check, the judges of `templates` forget the earlier code. If a check raises ValueError or OSError,
+    as for a file with a syntax error, the message is printed, and the next save is awaited.
 
     Raises:
         ValueError: no named implementation is in a file.
-        KeyboardInterrupt: the user ended it.
+        KeyboardInterrupt: the user ended the command.
     """
     names = list(named)
     if not (files := sources(names)):
@@ -61,7 +61,7 @@ def _print_check(check: Callable[[], Conclusion | ExitCode]) -> None:
 
 
 def sources(names: Iterable[str]) -> list[Path]:
-    """The files of these names, and the modules and packages in their folders that they import, directly or not."""
+    """Return the files of these names, and modules and packages in their folders that they import, directly or not."""
     found: dict[Path, None] = {}
     due = [path for path in map(plugins.file_of, names) if path is not None]
     while due:
@@ -75,7 +75,7 @@ def sources(names: Iterable[str]) -> list[Path]:
 
 
 def stamps(files: Iterable[Path]) -> Stamps:
-    """The stamps of the files that exist."""
+    """Return the time of the last change and the size of each file that exists."""
     found = {}
     for file in files:
         try:
@@ -87,7 +87,7 @@ def stamps(files: Iterable[Path]) -> Stamps:
 
 
 def wait_for_save(files: Iterable[Path], seen: Stamps) -> Path:
-    """Wait until a file differs from its stamp in `seen`, and no file changes any more; return the changed one."""
+    """Wait until a file differs from its stamp in `seen`, and no file changes any more; return the changed file."""
     files, before = list(files), seen
     while True:
         now = stamps(files)

@@ -1,4 +1,4 @@
-"""The interface that implementations import: canonical weights, the bound mask, the base module, Implementation.
+"""The interface that implementations import: `Weights`, `BoundMask`, the base module `Attention`, `Implementation`.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
@@ -41,9 +41,9 @@ __all__ = [
 
 
 class Attention(nn.Module):
-    """Multi-head attention with the canonical weights in linear layers; a subclass defines `attend`.
+    """Multi-head attention whose linear layers get the values of `Weights`; a subclass defines `attend`.
 
-    `dropout` is the probability that a call drops an attention weight after the softmax, while the others are divided
+    `dropout` is the probability that a call drops an attention weight after the softmax; the other weights are divided
     by 1 - dropout. The harness sets it if the Implementation has `has_dropout`.
     """
 
@@ -61,41 +61,41 @@ class Attention(nn.Module):
         self.load_state_dict(self.pack(weights))
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """Create the state dict, by parameter name, from the canonical weights, by differentiable steps only.
+        """Convert the canonical weights to the state dict of this module, by differentiable steps only.
 
-        The check differentiates this function to turn gradients of parameters into those of the canonical weights.
+        The check differentiates this function to convert gradients of parameters to gradients of canonical weights.
         """
         return self.layout.state(weights)
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
+        """Project x (B, T, D) and context (B, S, D) to query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
         query = self.query(x).unflatten(-1, (self.num_heads, self.head_dim))  # (B,T,H*K) -> (B,T,H,K)
         key = self.key(context).unflatten(-1, (self.num_kv_heads, self.head_dim))  # (B,S,G*K) -> (B,S,G,K)
         value = self.value(context).unflatten(-1, (self.num_kv_heads, self.value_dim))  # (B,S,G*V) -> (B,S,G,V)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # heads before tokens
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        """Compute the output (B, H, T, V) from query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
         raise NotImplementedError(f"{type(self).__name__} has no attend")
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
-        """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D), or (B, T, H*V) without an output projection."""
+        """Map x (B, T, D) and context (B, S, D), by default x, to (B, T, D), or to (B, T, H*V) without `out`."""
         query, key, value = self.project(x, x if context is None else context)
         attended = self.attend(query, key, value, mask)  # (B,H,T,V)
         merged = attended.transpose(1, 2).flatten(2)  # (B,H,T,V) -> (B,T,H*V)
         output: Tensor = merged if self.out is None else self.out(merged)
         has_backward = attended.requires_grad or not query.requires_grad
-        return output if has_backward else output.detach()  # else the projection's graph would hide that it is missing
+        return output if has_backward else output.detach()  # else the projection would hide the missing backward
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer shaped as a weight (rows, D) and a bias (rows,), or without bias; its values are random."""
+    """Create a linear layer for a weight (rows, D) and a bias (rows,) or None; PyTorch initializes its values."""
     num_rows, width = weight.shape
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
 
 
 def _differs(workload: Workload, axis: str, value: float | str) -> bool:
-    """Whether this value of the axis would change the workload; also true if the workload cannot have the value."""
+    """Return whether setting `axis` to `value` changes the workload; also true if the workload cannot have it."""
     try:
         return workload.with_axes({axis: value}) != workload
     except ValueError:
@@ -103,8 +103,8 @@ def _differs(workload: Workload, axis: str, value: float | str) -> bool:
 
 
 EXPLAINED = {"mask", "scope", "bias", "direction"}
-"""Built-in axes that may have other values on request: `unsupported` says what cannot run, and a module with a cache
-has gradients, though it is checked without them by default."""
+"""Axes for which a built-in value is only a default. The implementation's own `unsupported` refuses other masks, scopes
+and biases; a module with a cache is checked for inference by default, but may have gradients."""
 
 
 def _reason_against(
@@ -113,9 +113,9 @@ def _reason_against(
     takes_batches: str,
     workload: Workload,
 ) -> str | None:
-    """The reason why an implementation cannot run a workload: a built-in axis, or its own `unsupported`; else None.
+    """Return why an implementation cannot run a workload, by its built-in axes or its own `unsupported`, or None.
 
-    A dense function can run a batch of requests if it can run the dense workload of each distinct request.
+    A function of query, key and value can run a batch of requests if it can run each distinct request on its own.
     """
     for axis, value in built_in().items():
         if axis not in EXPLAINED and _differs(workload, axis, value):
@@ -131,30 +131,30 @@ def _reason_against(
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """The content of a file in implementations/: how to build the module, its source and its limits.
+    """An implementation of attention: how to build its module, its source, and the workloads that it cannot run.
 
-    A module without `attend` takes part in scope `module` only.
+    A module without `attend` supports scope `module` only.
 
     Raises:
         ValueError: `backend` is neither empty nor one of BACKENDS.
     """
 
-    build: Callable[[Weights], nn.Module]  # an `Attention`, or any module with forward(x, context=None, *, mask)
+    build: Callable[[Weights], nn.Module]  # gives an `Attention`, or any module with forward(x, context=None, *, mask)
     source: str
     unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run a workload, or None
-    executed_flops: Callable[[Workload], int | None] = lambda _: None  # those that a call computes; None: unknown
-    backend: str = ""  # promised backend of SDPA; if another runs, it is a fallback and is not timed; "": none promised
-    has_dropout: bool = False  # its module drops weights with the probability `dropout`, a number or an nn.Dropout
-    compiles: bool = False  # a new size costs seconds: few lengths are tried before the workload's own
-    distributes: bool = False  # uses the workload's `world_size` ranks; other implementations use one
-    copies: str = ""  # copies that the timed call makes for the kernel, as a note next to its times
+    executed_flops: Callable[[Workload], int | None] = lambda _: None  # FLOPs that a call executes; None: unknown
+    backend: str = ""  # SDPA backend that it promises; a call that runs another one is not timed; "": no promise
+    has_dropout: bool = False  # its module has an attribute `dropout` for the harness to set: a number or an nn.Dropout
+    compiles: bool = False  # compiles for each new size, so that the harness tries only few shorter lengths first
+    distributes: bool = False  # computes with the workload's `world_size` ranks; other implementations use one
+    copies: str = ""  # a note next to its times: copies that the timed call makes for the kernel
     built_in: Callable[[], Mapping[str, int | float | str]] = (
-        dict  # the only values of some axes, as {"mask": "causal"}; a run then uses them for all participants
+        dict  # the only values of some axes, as in {"mask": "causal"}; a run uses them for all implementations
     )
-    has_cache: bool = False  # its module caches earlier keys and values; with `mask.chunks` it gets a sequence in parts
-    is_approximate: bool = False  # meant to be close to attention: its error is shown, and limited by `most_error` only
-    takes_batches: str = ""  # how it gets a batch of requests: `pages`, `gathered` (before its call), or "" for never
-    most_error: float = 0.0  # tolerance of an approximation, relative to a tensor's largest value; 0: any error
+    has_cache: bool = False  # its module caches keys and values; if `mask.chunks` is set, it gets a sequence in parts
+    is_approximate: bool = False  # an approximation: its error is reported, and only `most_error` limits it
+    takes_batches: str = ""  # how it gets a batch of requests: "pages", "gathered" before its call, or "" for never
+    most_error: float = 0.0  # limit for the output of an approximation, relative to its largest value; 0: no limit
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:
@@ -164,19 +164,19 @@ class Implementation:
 
 
 def is_on(kind: str, workload: Workload) -> bool:
-    """Whether torch computes the workload on that kind of device, such as "cuda"."""
+    """Return whether torch runs the workload on this kind of device, such as "cuda"."""
     return device(workload.device).torch_device.partition(":")[0] == kind
 
 
 def only_on(kind: str, workload: Workload, what: str) -> str | None:
-    """Return why `what`, which has kernels only for that kind of device, cannot run the workload; else None."""
+    """Return why `what`, which has kernels for this kind of device only, cannot run the workload, or None."""
     return None if is_on(kind, workload) else f"{what} runs only on {kind.upper()}"
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
-    """Return why `module` cannot be imported, or None; `distribution` is the package's name for pip if that differs.
+    """Return why `module` cannot be imported, or None; `distribution` is the name for pip, if that is another one.
 
-    Nothing is imported, so that a package that is installed but broken is an error only in the cells that need it.
+    Nothing is imported. So a package that is installed but broken is an error only for workloads that need it.
     """
     if module in sys.modules:
         return None
@@ -184,7 +184,7 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     found = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
     while found is not None and rest:
         found = PathFinder.find_spec(f"{found.name}.{rest.pop(0)}", found.submodule_search_locations)
-    is_missing = found is None or found.origin is None  # the latter: a folder without code
+    is_missing = found is None or found.origin is None  # no origin: a folder without code
     return f"{distribution or package} is not installed" if is_missing else None
 
 
@@ -193,17 +193,17 @@ class NotOneGraphError(Exception):
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that compiles `function` at its first call, and again for other sizes, strides, dtypes and grad modes.
+    """Return `function` in a form that compiles at its first call, and for new sizes, strides, dtypes and grad modes.
 
     Each compilation is one whole graph at fixed sizes, or an error: nothing silently runs eagerly. After
-    `recompile_limit` compilations PyTorch would run the function eagerly with only a warning, so the limit is raised,
-    and reaching it is an error.
+    `recompile_limit` compilations PyTorch would run the function eagerly with only a warning. So this function raises
+    the limit, and makes it an error to reach it.
 
     Sources: https://docs.pytorch.org/docs/stable/generated/torch.compile.html and, on recompilation,
     https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
 
-    Raises, when the result is called:
-        torch._dynamo.exc.Unsupported: `function` cannot be captured as one graph.
+    Raises:
+        torch._dynamo.exc.Unsupported: at a call of the result, `function` cannot be captured as one graph.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch

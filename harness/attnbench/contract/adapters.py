@@ -1,11 +1,11 @@
-"""Adapters: `adapt` takes the facts about a function or module that the harness cannot read from it.
+"""Adapters: `adapt` creates the implementation of a function or module, from facts that users declare about it.
 
     mine = adapt(my_function, layout="bthk")
     gpt = adapt(lambda s: MyAttention(s.embed_dim, s.num_heads), packed("qkv", out="proj"), masks=("causal",))
 
-The harness reads from a module's parameters which projections have biases, whether key/value heads are grouped, and
-which widths it can have. A layout that does not fit is an error. Every form is shown in docs/adapters.md. Shapes as in
-the contract.
+Users declare only facts that the harness cannot read. From a module's parameters it reads which projections have a
+bias, whether key/value heads are grouped, and which widths are possible. A layout that does not fit the parameters is
+an error. docs/adapters.md shows every form. Shapes: see contract/__init__.py.
 """
 
 import copy
@@ -45,7 +45,7 @@ __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes D, H, G, K and V of a module, and whether an input projection or the output projection has a bias."""
+    """The sizes D, H, G, K and V of a module; whether any input projection, and the output projection, has a bias."""
 
     embed_dim: int
     num_heads: int
@@ -57,8 +57,8 @@ class Sizes:
 
 
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
-"""A workload at which a module is created to read its parameters."""
-MANY_HEADS = 32  # heads of another such workload, at which a module with a single key/value head has one, too
+"""A small workload, for which a module is created to read its parameters."""
+MANY_HEADS = 32  # heads of a second, larger workload, to exclude modules with a fixed ratio of heads to key/value heads
 SETS_OF_BIASES = [frozenset(parts) for size in (4, 3, 2, 1, 0) for parts in combinations(BIAS_NAMES, size)]
 """Every set of projections that may have a bias, the largest sets first."""
 HELP = (
@@ -74,13 +74,13 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
 
     Args:
         what: the function; or for a module, f(sizes) -> module.
-        layout: for a function, the axes of its tensors: "bhtk" or "bthk". For a module, where its weights are: split,
-            packed, stacked, transposed or Layout(pack=...).
+        layout: for a function, the order of the axes of its tensors, "bhtk" or "bthk". For a module, the places of its
+            weights: split, packed, stacked, transposed or Layout(pack=...).
         facts: any field of Declared (contract/declared.py), by name.
 
     Raises:
-        ValueError: an argument is unknown or has the wrong type, an axis or mask is unknown, several masks have no
-            `call`, or a function's signature does not fit.
+        ValueError: an argument is unknown or has the wrong type, an axis or mask is unknown, several masks are declared
+            without a `call`, or a function's signature does not fit.
     """
     require_known("argument of adapt", facts, Declared.__dataclass_fields__)
     if isinstance(layout, Layout):
@@ -107,7 +107,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleAdapter:
-    """Creates modules by `make`, from facts that are declared or read from a module's parameters.
+    """A kind of module: `make` creates one, `layout` has the places of its weights, `declared` has other facts.
 
     `declared.call` is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D); in
     self-attention the context is x. `takes` are axes, such as `scale`, that `call` passes on to the module.
@@ -128,7 +128,7 @@ class ModuleAdapter:
             )
 
     def module(self, sizes: Sizes) -> nn.Module:
-        """Create a module; its random contents, such as a buffer, are the same each time.
+        """Create a module with `make`; random contents, such as those of a buffer, are the same each time.
 
         Raises:
             NotImplementedError: `make` raises it, because it has no module of these sizes.
@@ -136,7 +136,7 @@ class ModuleAdapter:
         """
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(0)  # not the accelerators'
+                torch.default_generator.manual_seed(0)  # leaves the generators of accelerators alone
                 module = self.make(sizes)
         except NotImplementedError:
             raise
@@ -147,29 +147,29 @@ class ModuleAdapter:
         return module
 
     def build(self, weights: Weights, of: "type[Adapted] | None" = None) -> "Adapted":
-        """Create the module with these weights, as an `Adapted` or the subclass `of`."""
+        """Create the module with these weights, wrapped in an `Adapted` or its subclass `of`."""
         return (of or Adapted)(self, self.module(sizes_of(weights)), weights)
 
     def built_in(self) -> dict[str, int | float | str]:
-        """The only values of some axes, by name.
+        """Return the built-in or default value of each axis that has one.
 
-        They include `bias` if the module has the same biases of query, key and value for bias=all and bias=none, and
-        `num_kv_heads` if its parameters are made for a single key/value head.
+        The axes include `bias` if the module has the same biases of query, key and value for bias=all and bias=none,
+        and `num_kv_heads` if its parameters are made for a single key/value head.
         """
         fixed = {**self.declared.built_in, "scope": "module"}
         if not self.takes_context:
             fixed.setdefault("kv_len", 0)  # 0: kv_len = seq_len
         if self.declared.masks is None and self.declared.call is None:
-            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # "none|", a list of one mask: only a check adopts it
+            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # a list of one mask, which only a check sets
         for groups in ({}, {"num_kv_heads": 1}) if "num_kv_heads" not in fixed else ({},):
             without = fixed | {"mask": "none"} | groups
             small = [Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none")]  # type: ignore[arg-type]
             small += [
                 each.with_axes({"num_heads": MANY_HEADS}) for each in small if groups
-            ]  # not a fixed ratio of heads
+            ]  # not a fixed ratio of heads to key/value heads
             try:
                 every, none, *others = map(self.biases, small)
-            except (ValueError, NotImplementedError):  # checks and builds report the reason
+            except (ValueError, NotImplementedError):  # `unsupported` and `build` report the reason
                 return fixed
             if every is not None and none is not None and None not in others:
                 fixed |= groups
@@ -178,11 +178,11 @@ class ModuleAdapter:
 
     @property
     def takes_context(self) -> bool:
-        """Whether `call` passes on its context, as cross-attention does."""
+        """Whether the declared `call` uses its context, as cross-attention needs."""
         return self.declared.call is not None and reads(self.declared.call, 2)
 
     def unsupported(self, workload: Workload) -> str | None:
-        """Return why the module cannot run the workload, or None. A layout that never fits is an error of `build`.
+        """Return why the module cannot run the workload, or None; `build` raises the error of a layout that never fits.
 
         Raises:
             ValueError: the module cannot be created, or some weights reach no parameter by differentiable steps.
@@ -219,9 +219,9 @@ class ModuleAdapter:
         return None if biases == workload.biased else f"bias={bias} is built in: add --set bias={bias}"
 
     def biases(self, workload: Workload) -> frozenset[str] | None:
-        """The projections with a bias in the module at a workload's sizes; None if the layout does not fit there.
+        """Return the projections with a bias in a module of the workload's sizes; None if the layout does not fit it.
 
-        If the layout fits with several sets of biases, and the workload's is among them, the result is the workload's.
+        If the layout fits with several sets of biases, that of the workload comes first.
 
         Raises:
             ValueError: some weights reach no parameter by differentiable steps.
@@ -233,38 +233,39 @@ class ModuleAdapter:
         return cache(self._fitting)
 
     def _fitting(self, sizes: Sizes, wanted: frozenset[str]) -> frozenset[str] | None:
-        """The first set of biases, beginning with `wanted`, for which the layout fits the module; None if none does.
+        """Return the first set of biases, beginning with `wanted`, for which the layout fits the module, or None.
 
-        A layout fits if it has an entry of the same shape for each parameter that is no constant.
+        A layout fits if its entries and the module's parameters, without constants, have the same names and shapes,
+        and if each weight and bias reaches an entry.
         """
         shapes = shapes_of(self.module(sizes))
         for parts in (wanted, *SETS_OF_BIASES):
-            if not self.layout.has_out and parts & {"out"} != wanted & {"out"}:  # the adapter adds an output layer
+            if not self.layout.has_out and parts & {"out"} != wanted & {"out"}:  # the adapter adds this layer itself
                 continue
             blank = _blank(sizes, parts)
             try:
                 state = {name: tuple(tensor.shape) for name, tensor in self.layout.state(blank).items()}
                 names = [name for name in {*shapes, *state} if self.constant(name) is None]
                 is_alike = all(name in state and state[name] == shapes.get(name) for name in names)
-                if is_alike and self._reaches_all(blank):  # tracing takes longer than the shapes
+                if is_alike and self._reaches_all(blank):  # last, because it is slower
                     return parts
             except ValueError:
                 raise
             except Exception as error:
-                if len(parts) == len(BIAS_NAMES):
+                if len(parts) == len(BIAS_NAMES):  # with fewer, `pack` may fail because it needs a bias
                     raise ValueError(f"the layout fails to pack a state dict: {words(error)}") from error
-        return None  # `pack` may need a bias
+        return None
 
     @torch.enable_grad()
     def _reaches_all(self, weights: Weights) -> bool:
-        """Whether each of these blank weights and biases reaches an entry of the layout's state dict.
+        """Return whether autograd traces an entry of the layout's state dict back to each of these blank weights.
 
         Raises:
             ValueError: the weights of query, key or value reach no entry by differentiable steps.
         """
         watched = weights.map(lambda tensor: tensor.requires_grad_())
         state, tensors = self.layout.state(watched), watched.tensors()
-        sums = [tensor.sum() for tensor in state.values() if tensor.requires_grad]  # without constants
+        sums = [tensor.sum() for tensor in state.values() if tensor.requires_grad]  # no constants
         gradients: Sequence[Tensor | None] = ()
         if sums:
             gradients = torch.autograd.grad(sums, [*tensors.values()], allow_unused=True)
@@ -278,25 +279,25 @@ class ModuleAdapter:
         return reached >= {name for name in tensors if self.layout.has_out or not name.startswith("out")}
 
     def constant(self, parameter: str) -> float | None:
-        """The value that `extra` declares for the parameter of that name; None if it is a weight."""
+        """Return the value that `extra` declares for the parameter of that name; None if it is a weight."""
         return next((value for name, value in self.declared.extra.items() if fnmatchcase(parameter, name)), None)
 
 
 def _bias(parts: Collection[str]) -> str:
-    """The value of the axis `bias` that names these projections."""
+    """Return the value of the axis `bias` for these projections, as in "qv+out"."""
     letters = "".join(part for part in "qkv" if part in parts)
     text = "+".join(filter(None, [letters, "out" if "out" in parts else ""])) or "none"
     return Workload(scope="module", bias=text).bias
 
 
 def _blank(like: Workload | Sizes, biased: Collection[str]) -> Weights:
-    """Weights of these sizes on the meta device; only the projections in `biased` have a bias."""
-    shapes = Weights.shapes(like, like.embed_dim)  # type: ignore[arg-type] # both have the names of sizes
+    """Create weights without data, of the sizes of `like`; only the projections in `biased` have a bias."""
+    shapes = Weights.shapes(like, like.embed_dim)  # type: ignore[arg-type] # both have these fields
     return Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}).biased(biased)
 
 
 def sizes_of(weights: Weights) -> Sizes:
-    """The sizes of a module with these canonical weights."""
+    """Return the sizes of a module with these canonical weights."""
     num_heads, head_dim, embed_dim = weights.query.shape
     return Sizes(
         embed_dim=embed_dim,
@@ -310,12 +311,12 @@ def sizes_of(weights: Weights) -> Sizes:
 
 
 def _loses_digits(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether converting a floating-point tensor to that dtype changes its values."""
+    """Return whether a tensor is floating-point and converting it to `dtype` changes its values."""
     return tensor.is_floating_point() and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a module's parameters, by name."""
+    """Return the shapes of a module's parameters, by name."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
@@ -376,7 +377,7 @@ class Adapted(nn.Module):
         self.share_dropped = share
 
     def _inside(self, weights: Weights) -> dict[str, Tensor]:
-        """The state dict of the user's module."""
+        """Create the state dict of the user's module from the canonical weights."""
         return self.adapter.layout.state(weights.biased(self.biases)) | self.constants
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
@@ -385,14 +386,15 @@ class Adapted(nn.Module):
         return {f"module.{name}": tensor for name, tensor in self._inside(weights).items()} | added
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
-        """The module's output for x (B, T, D) and context (B, S, D), minus x if `residual` is declared.
+        """Return the module's output for x (B, T, D) and context (B, S, D), minus x if `residual` is declared.
 
         Buffers that lose digits in half precision, such as a rotary embedding's frequencies, keep their dtype, as in a
-        model that was loaded in half precision, unless the module then fails or returns another dtype than that of x.
+        model that was loaded in half precision. If the module then fails or returns another dtype than that of x, they
+        are converted, too.
         """
         if self.may_be_wide:
             self.may_be_wide = False
-            with suppress(RuntimeError):  # operands of two dtypes
+            with suppress(RuntimeError):  # the module cannot combine two dtypes
                 output = self._called(x, context, mask)
                 if not isinstance(output, Tensor) or output.dtype == x.dtype:
                     return output
@@ -405,14 +407,14 @@ class Adapted(nn.Module):
         return self._answer(self.module, x, context, mask)
 
     def _with_cache(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
-        """The output of a copy of the module with an empty cache; with `mask.chunks`, the joined outputs of the chunks.
+        """Call a copy of the module with an empty cache; with `mask.chunks`, once for each chunk, and join the outputs.
 
         Raises:
             NotImplementedError: the declared `call` empties the cache, so that it cannot continue a sequence.
         """
 
-        def empty() -> nn.Module:
-            return copy.deepcopy(self.module, {id(each): each for each in self.module.parameters()})  # shared
+        def empty() -> nn.Module:  # shares its parameters with the module
+            return copy.deepcopy(self.module, {id(each): each for each in self.module.parameters()})
 
         if not mask.chunks:
             return self._answer(empty(), x, context, mask)
@@ -443,6 +445,6 @@ class Adapted(nn.Module):
         return output
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
-        """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
+        """Map x (B, T, D) and context (B, S, D), by default x, to (B, T, D)."""
         output: Tensor = self.call(x, x if context is None else context, mask)
         return output if self.out is None else self.out(output)

@@ -1,4 +1,4 @@
-"""A mask bound to the sizes of a workload, as tensors on a device. Shapes as in the contract."""
+"""A mask bound to the sizes of a workload, as tensors on a device. Shapes: see contract/__init__.py."""
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
@@ -11,21 +11,21 @@ from torch import Tensor
 from attnbench.workloads.batch import Cache
 from attnbench.workloads.masks import Causal, Mask, Padding, Ragged, aligned_at_end
 
-AXES = "bhts"  # of a full mask, in order: batch, heads, queries, keys
+AXES = "bhts"  # axes of a full mask, in order: batch, heads, queries, keys
 HALVES = (torch.bfloat16, torch.float16)
 SPLIT = "split"
-"""Name of the form of a mask in which a function gets the causal part as `is_causal`, and the rest as its mask."""
+"""Value of `BoundMask.form`: a function gets the causal part as `is_causal`, and the rest as its mask."""
 
 
 class BoundMask:
     """A mask at one workload's sizes on one device, with the call's scale, sinks and learned biases.
 
-    Tensors are created at first use and memoized, so that timed calls find them in place, like their inputs. `inputs`
-    are the other inputs of a call besides query, key and value, by name; tensors derived from them are not
-    memoized. `change` converts a mask to the form, named `form`, in which functions get it. `is_inference` says that an
-    isolated process calls in torch.inference_mode, and `is_training` that the module is in training mode. `chunks` are
-    the numbers of tokens in which a module with a cache gets its sequence. `lent` are other tensors that the code under
-    test got, such as the pages of a cache, each with a copy.
+    Tensors are created at first use and memoized, so that timed calls do not create them. `inputs` are the inputs of a
+    call other than query, key and value, by name; tensors derived from them are not memoized. `change` converts a mask
+    to the form in which functions get it, and `form` is the name of that form. `is_inference` says that an isolated
+    process makes the call in torch.inference_mode, and `is_training` that the module is in training mode. `chunks` are
+    the lengths of the parts in which a module with a cache gets its sequence. `lent` are further tensors that the code
+    under test got, such as the pages of a cache, each with a copy that shows whether the code has changed it.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -42,7 +42,7 @@ class BoundMask:
         """Bind `rule` to `sizes` (B, T, S); a mask that changes scores needs `num_heads`.
 
         `scale` None means 1 / sqrt(K), as in scaled_dot_product_attention; `world_size` is the number of ranks of a
-        call. `cache` says where the keys of a batch of requests lie; None if the workload is not such a batch.
+        call. `cache` describes the memory of the keys of a batch of requests; it is None for other workloads.
         """
         self.cache = cache
         self.rule, self.sizes, self.device = rule, sizes, torch.device(device)
@@ -53,11 +53,11 @@ class BoundMask:
         self.is_inference = self.is_training = False
         self.chunks: tuple[int, ...] = ()
         self.lent: dict[str, tuple[Tensor, Tensor]] = {}
-        self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
+        self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), without other masks
         self._forms: dict[Hashable, tuple[Tensor | None, Callable[[], Tensor | None]]] = {}
 
     def for_last(self, query_len: int, key_len: int) -> "BoundMask":
-        """The mask of the last `query_len` queries of a sequence of which `key_len` keys are known so far.
+        """Return the mask of the last `query_len` queries of a sequence that has `key_len` keys so far.
 
         Raises:
             ValueError: a part of the mask cannot be aligned at the end.
@@ -67,18 +67,18 @@ class BoundMask:
         return BoundMask(rule, sizes, self.device, num_heads=self.num_heads, scale=self.scale)
 
     def scale_for(self, head_dim: int) -> float:
-        """The factor of products of queries and keys of width `head_dim`."""
+        """Return the factor of the products of queries and keys of width `head_dim`."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def sinks(self) -> Tensor | None:
-        """The score of each head's sink (H,), in the dtype of the inputs; None if there are none."""
+        """The score of each head's sink (H,), in the dtype of the inputs; None without sinks."""
         return self.inputs.get("sinks")
 
     def _form(self, name: Hashable, make: Callable[[], Tensor | None]) -> Tensor | None:
-        """A form of the mask, memoized with the function that creates it."""
+        """Return a form of the mask, memoized under `name` with the function `make` that creates it."""
         if name not in self._forms:
-            self._forms[name] = make(), make  # forms on which it depends are inserted first
+            self._forms[name] = make(), make  # `make` has already inserted the forms that it uses
         return self._forms[name][0]
 
     def restore(self) -> list[str]:
@@ -96,17 +96,17 @@ class BoundMask:
 
     @property
     def per_head(self) -> list[Tensor]:
-        """For each part that changes scores, the value of each head (H,) that its `bias` gets."""
+        """For each part of the mask that changes scores, the numbers (H,) that its `bias` gets for the heads."""
         return [on_device(part.per_head(self.num_heads), self.device) for part in self.rule.changes]
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether `query` sees `key` in batch row `batch`, for integer tensors that broadcast."""
+        """Return whether `query` sees `key` in batch row `batch`, for integer tensors that broadcast."""
         seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
         return seen
 
     @property
     def visible(self) -> Tensor | None:
-        """Boolean, True where visible, broadcastable to (B, H, T, S); None if every key is visible."""
+        """Boolean mask, True where visible, broadcastable to (B, H, T, S); None if every key is visible."""
 
         def make() -> Tensor:
             batch, query, key = (torch.arange(size, device=self.device) for size in self.sizes)
@@ -117,33 +117,33 @@ class BoundMask:
 
     @property
     def without_causal(self) -> Tensor | None:
-        """`visible` for the mask without its causal part; None if no other part hides keys."""
+        """Boolean mask like `visible`, without the causal part of the mask; None if no other part hides keys."""
         if (rest := self.rule.without_causal) is None:
             return None
         return self._form(f"{rest} alone", lambda: BoundMask(rest, self.sizes, self.device).visible)
 
     @property
     def hidden(self) -> Tensor | None:
-        """Boolean, True where hidden, in the shape of `visible`; None if every key is visible."""
+        """Boolean mask, True where hidden, in the shape of `visible`; None if every key is visible."""
         return self._form("hidden", lambda: None if self.visible is None else ~self.visible)
 
     def visible_as(self, axes: str) -> Tensor | None:
-        """`visible` expanded to full size, with only the axes `axes`, in that order; None if every key is visible.
+        """Return `visible` in full size, with the axes in `axes`, in that order; None if every key is visible.
 
-        `axes` is a text such as "bts", "tsb" or "bs": letters b, h, t and s, and n for batch and heads in one axis.
+        `axes` is a text such as "bts", "tsb" or "bs": letters b, h, t and s, or n for batch and heads as one axis.
 
         Raises:
-            NotImplementedError: the mask differs along an axis that is left out, so that such code cannot take it.
-            ValueError: another letter, or one twice.
+            NotImplementedError: the mask differs along an axis that is left out.
+            ValueError: `axes` has another letter, or a letter twice.
         """
         return self._form(f"visible as {axes}", lambda: self._arranged(self.visible, axes))
 
     def hidden_as(self, axes: str) -> Tensor | None:
-        """`hidden` expanded to full size, with `axes` as in `visible_as`; None if every key is visible."""
+        """Return `hidden` in full size, with `axes` as in `visible_as`; None if every key is visible."""
         return self._form(f"hidden as {axes}", lambda: self._arranged(self.hidden, axes))
 
     def added_as(self, axes: str, dtype: torch.dtype) -> Tensor | None:
-        """`added(dtype)` expanded to full size, with `axes` as in `visible_as`; None if there is nothing to add."""
+        """Return `added(dtype)` in full size, with `axes` as in `visible_as`; None if there is nothing to add."""
         if self.rule.is_learned:
             return self._arranged(self.added(dtype), axes)
         return self._form(("added", axes, dtype), lambda: self._arranged(self.added(dtype), axes))
@@ -167,7 +167,7 @@ class BoundMask:
 
     @property
     def empty(self) -> Tensor | None:
-        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None if every query sees one."""
+        """Boolean mask (B, 1, T, 1), True for queries that see no key, whose output is 0; None if there are none."""
 
         def make() -> Tensor | None:
             if self.hidden is None or not self.rule.has_empty_rows(*self.sizes):
@@ -185,10 +185,10 @@ class BoundMask:
         return None
 
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
-        """The additive mask (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.
+        """Return the additive mask (1 or B, 1 or H, 1 or T, S): biases, and -inf where hidden unless `hides` is False.
 
-        None if there is nothing to add. A softcap is not part of it. A mask with a learned bias is computed again at
-        each use, so that gradients reach the bias; any other is memoized.
+        The result is None if there is nothing to add, and does not include a softcap. A mask with a learned bias is
+        computed again at each use, so that gradients reach the bias; any other mask is memoized.
         """
         if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):
             return None
@@ -211,13 +211,13 @@ class BoundMask:
 
     @cached_property
     def _indices(self) -> list[tuple[Tensor, ...]]:
-        """For each part that changes scores, the indices into its learned bias, each broadcastable to (T, S)."""
+        """For each part of the mask that changes scores, indices into its learned bias, broadcastable to (T, S)."""
         _, query_len, key_len = self.sizes
         query, key = torch.arange(query_len, device=self.device)[:, None], torch.arange(key_len, device=self.device)
         return [part.index(query, key, key_len - query_len, key_len) for part in self.rule.changes]
 
     def handed(self, mask: Tensor | None) -> Tensor | None:
-        """A mask or bias converted by `change` to the form in which functions get it; None for None."""
+        """Convert a mask or bias to the form in which functions get it, by `change`; return None for None."""
         return None if mask is None else self.change(mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
 

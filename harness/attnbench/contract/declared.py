@@ -14,7 +14,7 @@ from attnbench.workloads.masks import BETWEEN, parse_mask
 from attnbench.workloads.masks import masks as mask_names
 from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
-END = "_bottom_right"  # ends the names of masks that are aligned at the end
+END = "_bottom_right"  # suffix in the names of masks that are aligned at the end
 WITHOUT = {
     "scale": "it takes no scale of the scores: name a parameter scale, or declare one other than 1 / sqrt(K)",
     "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
@@ -25,12 +25,12 @@ WITHOUT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """The facts that `adapt` takes (contract/adapters.py), and two that only bundled functions need.
+    """The facts that users declare through `adapt` (contract/adapters.py), and two that only bundled functions need.
 
-    Without `call` a module is called with x (B, T, D) alone. If it returns a tuple, the first entry is the output. A
-    `call` that uses its context is also tried with contexts of another length. Its `mask` is a BoundMask. The two for
-    bundled functions: `has_sdpa_mask` says that the mask may be additive, as in scaled_dot_product_attention;
-    `has_no_empty_rows` says that the output for a query without visible keys is undefined.
+    Without `call`, a module is called as module(x), with x (B, T, D). If the result is a tuple, its first entry is the
+    output. The `mask` of `call` is a BoundMask. If `call` uses `context`, it is also checked with contexts of another
+    length than x. The last two fields are for bundled functions: `has_sdpa_mask` says that the mask may be additive, as
+    in SDPA, and `has_no_empty_rows` that the output of a query without visible keys is undefined.
 
     Raises:
         ValueError: a fact has the wrong type, or an axis or mask is unknown.
@@ -38,17 +38,17 @@ class Declared:
 
     call: Callable[..., Any] | None = None  # f(module, x, context, mask) or f(function, query, key, value, mask)
     masks: Collection[str] | None = None  # masks that it supports or has built in, such as "sliding_window(9)"
-    scale: float = 0.0  # the built-in factor of query times key; 0: 1 / sqrt(K)
-    rotary: str = "none"  # the rotary embedding inside, "halves(BASE)" or "interleaved(BASE)"
+    scale: float = 0.0  # the built-in factor of the scores; 0: 1 / sqrt(K)
+    rotary: str = "none"  # rotary embedding that the code applies: "halves(BASE)" or "interleaved(BASE)"
     sizes: Mapping[str, int | str] = field(default_factory=dict)  # built-in values of axes; {"kv_len": 0} means S = T
     axes: Collection[str] = ()  # ignored: files for earlier releases set it
-    extra: Mapping[str, float] = field(default_factory=dict)  # values of other parameters than weights, by name pattern
+    extra: Mapping[str, float] = field(default_factory=dict)  # values of parameters that are not weights, by pattern
     residual: bool = False  # the module returns its input plus attention
-    has_cache: bool = False  # the module keeps a cache, which is emptied before each call; by default inference alone
-    approximate: bool | float = False  # meant to be close, not equal; a number is its relative tolerance
-    changes_scores: bool = False  # `call` also passes on masks that change scores, if no masks are listed
-    unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run, or None
-    dropout: Callable[[Any, float], object] | None = None  # f(module, p): every later call drops with probability p
+    has_cache: bool = False  # the module has a key/value cache, emptied before each call; by default inference only
+    approximate: bool | float = False  # the output is an approximation; a number is its relative tolerance
+    changes_scores: bool = False  # if `masks` is None: `call` also passes on masks that change scores
+    unsupported: Callable[[Workload], str | None] = lambda _: None  # why it cannot run a workload, or None
+    dropout: Callable[[Any, float], object] | None = None  # f(module, p) sets the module's dropout probability to p
     source: str = ""  # the origin of the code, for reports
     has_sdpa_mask: bool = False
     has_no_empty_rows: bool = False
@@ -72,12 +72,12 @@ class Declared:
 
     @property
     def most_error(self) -> float:
-        """The tolerance of an approximation, relative to a tensor's largest value; 0 if none is declared."""
+        """The limit for the output of an approximation, relative to its largest value; 0 if none is declared."""
         return 0.0 if isinstance(self.approximate, bool) else self.approximate
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
-        """The values that the implementation takes by default, by axis, most of them alone; masks are joined by |."""
+        """The built-in or default value of each axis that has one; several masks are joined by |."""
         fixed: dict[str, int | float | str] = {}
         for mask in self.masks or ():
             with suppress(ValueError):  # a name without the numbers that it needs stands for several masks
@@ -90,8 +90,9 @@ class Declared:
     def reason_against(self, workload: Workload, takes: Collection[str]) -> str | None:
         """Return why the workload cannot run, or None.
 
-        The reason is an axis that is neither declared nor in `takes`, a mask that is not declared, or that of
-        `unsupported`. If T = S, both alignments of a mask that is no combination count as the same mask.
+        A workload cannot run if it uses an axis that is neither declared nor in `takes`, if its mask is not declared,
+        or if `unsupported` gives a reason. If T = S, a mask aligned at the start and the same mask aligned at the end
+        count as one, except in combinations of masks.
         """
         needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
         for axis, is_needed in needs.items():
@@ -107,7 +108,7 @@ class Declared:
 
 
 def _written(mask: str) -> str:
-    """A mask as workloads write it; a name without the numbers that it needs is returned as it is.
+    """Return a mask in the form that workloads use; a name without the numbers that it needs stays as it is.
 
     Raises:
         ValueError: the mask has numbers that do not fit.
@@ -121,13 +122,13 @@ def _written(mask: str) -> str:
 
 
 def check_callable(what: str, function: object) -> None:
-    """Raise ValueError unless the argument `what` is None or a function; an nn.Module is not a function."""
+    """Raise ValueError unless `function`, the argument `what` of adapt, is None or a function and not a module."""
     if function is not None and (isinstance(function, nn.Module) or not callable(function)):
         raise ValueError(f"adapt is given {kind(function)} for {what}: give a function, as docs/adapters.md shows")
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
-    """Whether a function's code uses its parameter with this index; true if that is in *args or cannot be seen."""
+    """Return whether a function uses its parameter at this index; true if that is in *args or cannot be determined."""
     if not inspect.isfunction(function):
         return True
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -140,12 +141,12 @@ def reads(function: Callable[..., Any], parameter: int) -> bool:
 
 
 def kind(value: object) -> str:
-    """A value's type with its article, for messages: "a list"."""
+    """Return a value's type with its article, for messages, as in "a list"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def words(error: BaseException) -> str:
-    """The type of an exception and the first line of its message, for use in another message."""
+    """Return the type of an exception and the first line of its message, for use in another message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

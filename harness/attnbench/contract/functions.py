@@ -1,12 +1,12 @@
-"""Plain functions of query, key and value as implementations: the parameter names decide what they are passed.
+"""Plain functions of query, key and value as implementations: the names of their parameters decide their arguments.
 
     def mine(query, key, value, *, mask=None, scale=None): ...
 
-Query (B, H, T, K), key and value are passed by position, each of KEYWORDS by name, as the table in docs/adapters.md
-says. ALIASES are other packages' names for them, including all names of `scaled_dot_product_attention`. Besides these,
-`world_size` is the number of ranks that compute the call together (attnbench/ranks), and `bound_mask` the BoundMask
-itself, for kernels that compile its rule. A function with `Declared.has_sdpa_mask` gets `mask` as
-scaled_dot_product_attention does, boolean or additive, and the harness adds sinks to it. Shapes as in the contract.
+The harness passes query (B, H, T, K), key and value by position. It passes an argument in KEYWORDS by name if the
+function has a parameter of that name or of one of its ALIASES. docs/adapters.md has a table of these arguments, without
+two: `world_size` is the number of ranks that compute the call together (attnbench/ranks), and `bound_mask` is the
+BoundMask, for kernels that compile its rule. With `Declared.has_sdpa_mask`, `mask` is boolean or additive, as in
+scaled_dot_product_attention, and the harness adds sinks to it. Shapes: see contract/__init__.py.
 """
 
 import inspect
@@ -29,24 +29,24 @@ from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask
 from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
-"""Orders of a function's axes: batch, heads, tokens, width; or batch, tokens, heads, width, as in flash-attention."""
+"""Orders of the axes of a tensor: batch, heads, tokens, width; or as in flash-attention batch, tokens, heads, width."""
 EMPTY = inspect.Parameter.empty
 CAUSAL: dict[str, type[Mask]] = {"is_causal": Causal, f"is_causal{END}": CausalBottomRight}
-"""The mask that a function applies if it gets True for one of these keywords."""
+"""By keyword, the mask that a function applies if it gets True for that keyword."""
 
 
 def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001, PLR0913, PLR0917, FBT002
-    """The signature of torch's own function, which is not written in Python."""
+    """Give the signature of torch's function, which has none to inspect because it is not written in Python."""
     raise AssertionError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A function of query, key and value; `names` maps those of KEYWORDS that it takes to its own parameter names.
+    """A function of query, key and value; `names` maps the KEYWORDS that it takes to its own parameter names.
 
-    `spec` is its name in messages. `omitted` are its parameters for a scale and a window that callers usually leave
-    out. They are passed only if the scale is unusual or there is a window, and always after the function's own default
-    has failed.
+    `spec` is its name in messages. `omitted` are its parameters for scale and window that have a default. The harness
+    leaves them out of a call where the scale is 1 / sqrt(K), or the window has no limit. It clears `omitted`, and so
+    passes them in every call, once a call without them has failed.
     """
 
     function: Callable[..., Tensor]
@@ -62,7 +62,7 @@ class Signature:
         return self.declared.has_sdpa_mask and "mask" in self.names
 
     def reason_against(self, workload: Workload) -> str | None:
-        """Return why the function cannot be passed a workload's operands, or None."""
+        """Return why the function cannot compute a workload with the arguments that it takes, or None."""
         names, declared = self.names, self.declared
         if workload.dropout > 0 and "dropout" not in names:
             return "the function has no parameter dropout, the probability of dropping a weight"
@@ -71,7 +71,7 @@ class Signature:
         return reason or declared.reason_against(workload, {*names, "sinks"} if self.has_sdpa_mask else names)
 
     def _reason_in_mask(self, workload: Workload) -> str | None:
-        """Return why the function cannot be passed the mask, or None."""
+        """Return why the function cannot apply the workload's mask with the arguments that it takes, or None."""
         rule, names = workload.mask_rule, self.names
         if not rule.is_additive and "softcap" not in names:
             return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
@@ -89,9 +89,9 @@ class Signature:
         return f"the function has no parameter mask: {(*taken, 'it takes part in unmasked workloads only')[0]}"
 
     def causal(self, rule: Mask, *, is_square: bool) -> str:
-        """The function's causal keyword that hides the same keys as the mask `rule`, or "".
+        """Return the causal keyword of the function that hides the same keys as the mask `rule`, or "" if none does.
 
-        If T = S (`is_square`), both alignments hide the same keys.
+        If T = S (`is_square`), a causal mask hides the same keys whether it is aligned at the start or at the end.
         """
         kinds = tuple(CAUSAL.values())
         for keyword, aligned in CAUSAL.items():
@@ -100,10 +100,10 @@ class Signature:
         return ""
 
     def arguments(self, mask: BoundMask, query: Tensor, key: Tensor) -> tuple[dict[str, Any], Tensor | None]:
-        """The arguments of one call by the function's own names, and the queries (B, 1, T, 1) whose output becomes 0.
+        """Return a call's arguments by the function's own names, and a mask (B, 1, T, 1) of queries that get output 0.
 
-        The second is None if there are no such queries, or if the function itself gives them 0.
-        SDPA takes no mask together with `is_causal`, so a function with such a mask gets biases and sinks in the mask.
+        The mask is None if every query sees a key, or if the function itself gives 0 to the others. SDPA takes no mask
+        together with `is_causal`, so a function with an SDPA mask gets `is_causal` only without biases and sinks.
         """
         names, rule, sizes = self.names, mask.rule, mask.sizes
         has_numbers = any(part.is_additive for part in rule.changes)
@@ -133,13 +133,13 @@ class Signature:
 
 
 class ByFunction:
-    """Computes scope `attention` by a function; the harness does all other work outside of the function's call."""
+    """A mixin that computes scope `attention` by a function, and does all other work outside of its call."""
 
     signature: Signature
     dropout: float
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
-        """Prepare the function's call with query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
+        """Prepare the arguments of a call for query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
         signature, names = self.signature, self.signature.names
         passed, empty = signature.arguments(mask, query, key)
         passed |= {names["dropout"]: self.dropout} if "dropout" in names else {}
@@ -147,7 +147,7 @@ class ByFunction:
             key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         if mask.sinks is not None and signature.has_sdpa_mask and "sinks" not in names:
             passed[names["mask"]] = add_sink(passed[names["mask"]], mask.sinks, query, key.shape[2])
-            key, value = (F.pad(each, (0, 0, 0, 1)) for each in (key, value))  # (B,G,S,K) -> (B,G,S+1,K), one of zeros
+            key, value = (F.pad(each, (0, 0, 0, 1)) for each in (key, value))  # appends zeros -> (B,G,S+1,K)
         for name in signature.omitted:
             if passed[name] == (UNLIMITED, UNLIMITED) or (name == names.get("scale") and mask.scale is None):
                 del passed[name]
@@ -159,21 +159,25 @@ class ByFunction:
         return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=is_tokens_first)
 
     def caller(self, mask: BoundMask) -> Callable[..., Tensor]:
-        """The function to call with prepared arguments; it goes through the declared `call` if there is one."""
+        """Return the function to call with prepared arguments; if a `call` is declared, that calls the function."""
         function, call = self.signature.function, self.signature.declared.call
         return function if call is None else lambda *tensors: call(function, *tensors, mask)
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
-        """The function's call with all outside work done; in a batch, one call for each distinct request."""
+        """Return the call with its arguments prepared; in a batch of requests, one call for each distinct request."""
         if mask.cache is not None:
             return BoundGroups(groups_of(mask), self.bind, [query, key, value])
         if self.signature.omitted and not self.signature.declared.has_sdpa_mask:
             with torch.no_grad():
-                self.attend(query, key, value, mask)  # shows whether it needs an explicit scale
+                self.attend(query, key, value, mask)  # clears `omitted` if the function needs these arguments
         return Bound(self.caller(mask), partial(self.prepare, query, key, value, mask), [query, key, value])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        """Compute the output (B, H, T, V) from query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V).
+
+        Raises:
+            ValueError: the function fails because an argument is None, or returns anything but one tensor (B, H, T, V).
+        """
         if mask.cache is not None:
             groups = groups_of(mask)
             parts = zip(groups.split(query, key, value), groups.masks, strict=True)
@@ -186,7 +190,7 @@ class ByFunction:
             if "NoneType" not in str(error) or not (absent or signature.omitted):
                 raise
             if signature.omitted:
-                signature.omitted.clear()  # pass numbers from now on
+                signature.omitted.clear()  # from now on, pass scale and window, too
                 return self.attend(query, key, value, mask)
             raise ValueError(f"{signature.spec} is passed {', '.join(absent)} = None here ({words(error)})") from error
         batch, heads, tokens, width = (*query.shape[:3], value.shape[3])
@@ -207,7 +211,7 @@ class ByFunction:
 
 
 class FunctionAttention(ByFunction, Attention):
-    """A function with the harness's own projections."""
+    """An `Attention` that attends by a function, with the harness's own projections."""
 
 
 def from_function(
@@ -215,8 +219,8 @@ def from_function(
 ) -> Implementation:
     """Create the implementation of a function of query, key, value and some of KEYWORDS, or of a paged cache.
 
-    `spec` is its name; `layout`, one of TENSOR_LAYOUTS, is the order of the axes of its tensors. If a `call` is
-    declared, the function is called only through that, and its signature is not checked.
+    `spec` is the function's name in messages. `layout`, one of TENSOR_LAYOUTS, is the order of the axes of its tensors.
+    If a `call` is declared, only that calls the function, whose signature is then not checked.
 
     Raises:
         ValueError: the signature cannot be read, or needs an argument that the harness does not pass.
@@ -246,10 +250,10 @@ def from_function(
 
 
 def keywords(function: object, spec: str) -> dict[str, str]:
-    """The members of KEYWORDS that a function takes, each with the function's own name; with **kwargs also `mask`.
+    """Map the KEYWORDS that a function takes to its own parameter names; with **kwargs it also takes `mask`.
 
     Raises:
-        ValueError: the function has no signature, takes no three tensors by position, or needs an unknown argument.
+        ValueError: the function has no signature, does not take three tensors by position, or needs another argument.
     """
     signature, names = _signature(function, spec), dict[str, str]()
     for name, parameter in signature.parameters.items():
@@ -271,8 +275,8 @@ def keywords(function: object, spec: str) -> dict[str, str]:
     return names
 
 
-def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 - whatever somebody hands in
-    """The signature of a function, module or partial, also of torch's own function; ValueError if it has none."""
+def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 - any object of a user
+    """Return the signature of a function, module or partial, also of torch's SDPA; ValueError if it has none."""
     if isinstance(function, partial) and function.func is F.scaled_dot_product_attention:
         return inspect.signature(partial(_sdpa, *function.args, **function.keywords))
     if function is F.scaled_dot_product_attention:
@@ -287,10 +291,10 @@ def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 -
 
 
 def _with_bound(function: object, names: dict[str, str], declared: Declared) -> tuple[dict[str, str], Declared]:
-    """Apply to `names` and `declared` the arguments that a partial binds.
+    """Adapt `names` and `declared` to the arguments that a functools.partial has already bound.
 
-    A bound is_causal=True declares the mask `causal`. If only the causal mask aligned at the end is declared, the
-    function's `is_causal` means that one.
+    A bound is_causal=True declares the mask `causal`, and a bound number declares the scale. If `causal_bottom_right`
+    is declared and `causal` is not, the function's parameter `is_causal` stands for the mask aligned at the end.
     """
     bound = {ALIASES.get(name, name): value for name, value in _bound(function).items()}
     if bound.get("is_causal") is True:
@@ -309,13 +313,13 @@ def _bound(function: object) -> Mapping[str, object]:
 
 
 def _hiding(rule: Mask) -> Mask:
-    """The part of a mask that hides keys; the mask `none` if no part does, and the whole mask if several do."""
+    """Return the part of a mask that hides keys: `none` if no part does, the whole mask if several do."""
     hiding = [part for part in rule.parts if part.hides]
     return rule if len(hiding) > 1 else next(iter(hiding), Mask())
 
 
 def hides_by_bias(made: Implementation, workload: Workload) -> bool:
-    """Whether the implementation is a function without mask and is_causal that gets hidden keys as -inf in its bias."""
+    """Return whether a function gets hidden keys as -inf in its bias, because it takes no mask and no `is_causal`."""
     signature = getattr(made.build, "signature", None)
     if not isinstance(signature, Signature) or not workload.mask_rule.hides:
         return False

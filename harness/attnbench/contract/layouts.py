@@ -1,9 +1,9 @@
-"""The canonical weights of multi-head attention, and layouts: where a module keeps them.
+"""The canonical weights of multi-head attention, and layouts, which describe where a module stores them.
 
-A layout turns the canonical weights into the module's state dict by differentiable steps only, because the check sends
-gradients back through it (docs/adr/0006). In a layout, a name stands for a linear layer's NAME.weight and NAME.bias; in
-a name with {}, as in `in_proj_{}`, these words replace the {}. If the canonical weights have no biases, no layout
-creates any. Shapes as in the contract.
+A layout converts the canonical weights to the module's state dict. It uses differentiable steps only, because the check
+propagates gradients through it (docs/adr/0006). A name in a layout stands for the parameters NAME.weight and NAME.bias
+of a linear layer. If the name contains {}, as in `in_proj_{}`, the words weight and bias replace the {}. If the
+canonical weights have no biases, no layout creates any. Shapes: see contract/__init__.py.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,17 +16,17 @@ from attnbench.workloads.workload import Workload
 
 LETTERS = {"q": "query", "k": "key", "v": "value"}
 BIAS_NAMES = {**{letter: f"{name}_bias" for letter, name in LETTERS.items()}, "out": "out_bias"}
-"""Names of the biases in `Weights`, by projection as in the axis `bias`."""
+"""Names of the biases in `Weights`, by projection: q, k, v and out, as in the axis `bias`."""
 ORDER = "".join(LETTERS)
 HEAD = "{head}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The canonical weights of multi-head attention; every implementation packs them its own way.
+    """The canonical weights: one fixed form, which every implementation converts to the parameters of its module.
 
-    query (H, K, D), key (G, K, D), value (G, V, D), out (D, H*V) or None if the module has no output projection; biases
-    query_bias (H, K), key_bias (G, K), value_bias (G, V), out_bias (D,) or None.
+    Shapes: query (H, K, D), key (G, K, D), value (G, V, D), out (D, H*V), query_bias (H, K), key_bias (G, K),
+    value_bias (G, V), out_bias (D,). `out` is None if there is no output projection; a missing bias is None, too.
     """
 
     query: Tensor
@@ -40,7 +40,7 @@ class Weights:
 
     @staticmethod
     def shapes(workload: Workload, embed_dim: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each weight and bias of a workload, by name, at the embedding width `embed_dim`."""
+        """Return the shapes of all weights and biases for a workload's heads and widths, by name; D is `embed_dim`."""
         heads, groups, width = workload.num_heads, workload.num_kv_heads, workload.head_dim
         return {
             "query": (heads, width, embed_dim),
@@ -54,21 +54,21 @@ class Weights:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are not None, by name."""
+        """Return the tensors that are not None, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
-        """These weights with `change` applied to each tensor."""
+        """Return weights with `change` applied to each tensor of these."""
         return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def biased(self, parts: Collection[str]) -> "Weights":
-        """These weights with only the biases of the projections `parts`, some of q, k, v and out."""
+        """Return these weights with biases only for the projections `parts`, a subset of q, k, v and out."""
         dropped = {name for part, name in BIAS_NAMES.items() if part not in parts}
         return Weights(**{name: tensor for name, tensor in self.tensors().items() if name not in dropped})
 
     def filled(self) -> "Weights":
-        """These weights, with zeros for missing biases of query, key or value if another of the three has one."""
+        """Return these weights; if some of query, key and value have a bias, the others get a bias of zeros."""
         if not self.has_bias:
             return self
         zeros = {f"{name}_bias": torch.zeros_like(getattr(self, name)[..., 0]) for name in LETTERS.values()}
@@ -76,14 +76,14 @@ class Weights:
 
     @property
     def has_bias(self) -> bool:
-        """Whether any input projection has a bias."""
+        """Whether the projection of query, key or value has a bias."""
         return any(bias is not None for bias in (self.query_bias, self.key_bias, self.value_bias))
 
 
 def linear(name: str, weight: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
-    """The entries of a linear layer, weight (rows, columns) and bias (rows,), in a state dict; None is left out.
+    """Return the state dict of a linear layer from its weight (rows, columns) and bias (rows,); None is left out.
 
-    In `name`, {} stands for "weight" or "bias", as in "attn.in_{}"; a name without {} stands for "NAME.{}".
+    The words weight and bias replace {} in `name`, as in "attn.in_{}"; a name without {} stands for "NAME.{}".
     """
     path = name if "{}" in name else f"{name}.{{}}"
     entries = {path.replace("{}", part): tensor for part, tensor in (("weight", weight), ("bias", bias))}
@@ -92,38 +92,39 @@ def linear(name: str, weight: Tensor | None, bias: Tensor | None) -> dict[str, T
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where a module keeps the canonical weights.
+    """The places of the canonical weights among the parameters of a module.
 
-    `pack` creates the module's state dict by differentiable steps only; entries that are None are left out. Without
-    `has_out` the module ends before the output projection, at (B, T, H*V), and the adapter adds a projection so that
-    the output is (B, T, D).
+    `pack` creates the module's state dict by differentiable steps only; entries that are None are left out. If
+    `has_out` is False, the module has no output projection: its output is (B, T, H*V), and the adapter projects that
+    to (B, T, D).
     """
 
     pack: Callable[[Weights], Mapping[str, Tensor | None]]
     has_out: bool = True
 
     def state(self, weights: Weights) -> dict[str, Tensor]:
-        """The state dict of the module with these weights."""
+        """Create the state dict of a module with these weights."""
         return {name: tensor for name, tensor in self.pack(weights).items() if tensor is not None}
 
 
 def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
-    """One linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V).
+    """Create the layout with one linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D).
 
-    A name with {head}, as in "heads.{head}.query", stands for one layer for each head, whose index replaces {head}.
+    `out` is the name of the output projection (D, H*V), or None. A name with {head}, as in "heads.{head}.query", stands
+    for one layer per head; the index of the head replaces {head}.
 
     Raises:
-        ValueError: the names are not three different strings.
+        ValueError: the names are not three different strings, or `out` is a boolean.
     """
     return _layout([(query, "q"), (key, "k"), (value, "v")], out)
 
 
 def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = False) -> Layout:
-    """One linear layer `name` (H*K + G*K + G*V, D) for query, key and value, its rows in the `order` "qkv", "kqv", ...
+    """Create the layout with one linear layer (H*K + G*K + G*V, D), whose rows are in the `order` "qkv", "kqv", ...
 
-    With `per_head` the rows of query, key and value lie together for each key/value head. This fits a module that
-    views its projection as (B, T, H, 3*K) before it splits it. If G < H, each group's rows begin with all of its query
-    heads, as in Falcon (https://arxiv.org/abs/2311.16867).
+    With `per_head` the rows of each key/value head are together, as in a module that views its projection as
+    (B, T, H, 3*K) and then splits it. If G < H, the rows of all query heads of a key/value head take the place of q, as
+    in Falcon (https://arxiv.org/abs/2311.16867). `out` is the name of the output projection, or None.
 
     Raises:
         ValueError: `order` does not name q, k and v once each, or a name is not a string.
@@ -132,17 +133,17 @@ def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = F
 
 
 def per_head(name: str, order: str = ORDER, *, out: str | None) -> Layout:
-    """Former name of `packed` with per_head=True."""
+    """Return `packed` with per_head=True; files for earlier releases call it by this name."""
     return packed(name, order, out=out, per_head=True)
 
 
 def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
-    """Former name of `split` with a layer for each head; `prefix` is as in "heads.{head}"."""
+    """Return `split` with one layer per head under `prefix`, "heads.{head}"; earlier releases had this function."""
     return split(f"{prefix}.{query}", f"{prefix}.{key}", f"{prefix}.{value}", out=out)
 
 
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
-    """Linear layers by name, each for the projections of its letters, as in {"to_q": "q", "to_kv": "kv"}.
+    """Create the layout of `parts`, which maps linear layers to their projections: {"to_q": "q", "to_kv": "kv"}.
 
     Raises:
         ValueError: the letters do not name q, k and v once each, or a name is not a string.
@@ -151,7 +152,7 @@ def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
 
 
 def transposed(layout: Layout) -> Layout:
-    """`layout` with each weight (D, rows) instead of (rows, D), for x @ weight, as in the Conv1D of GPT-2."""
+    """Return `layout` with each weight as (D, rows) instead of (rows, D), for x @ weight, as in GPT-2's Conv1D."""
 
     def pack(weights: Weights) -> dict[str, Tensor]:
         return {name: tensor.T if tensor.dim() > 1 else tensor for name, tensor in layout.state(weights).items()}
@@ -160,9 +161,10 @@ def transposed(layout: Layout) -> Layout:
 
 
 def _layout(parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool = False) -> Layout:
-    """Linear layers by name, each with the rows of its letters' projections: one after another or, `per_head`, mixed.
+    """Create a layout from pairs of a linear layer's name and the letters of its projections, as in ("to_kv", "kv").
 
-    In a layer where only some projections have a bias, the others' bias is 0.
+    The projections of a layer follow one another, or alternate by key/value head with `per_head`. If only some
+    projections of a layer have a bias, the bias of the others is 0.
     """
     names = [name for name, _ in parts]
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names) or isinstance(out, bool):
@@ -175,7 +177,7 @@ def _layout(parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool
         raise ValueError("this layout is not allowed: its letters must name q, k and v once each, as in qkv or kqv")
 
     def joined(rows: list[Tensor]) -> Tensor:
-        """Join weights (H, K, D), or biases (H, K), of several projections to one layer's: (rows, D), or (rows,)."""
+        """Join weights (H, K, D) of several projections to one weight (rows, D), or biases (H, K) to one (rows,)."""
         groups = min(map(len, rows)) if per_head else 1
         together = [each.unflatten(0, (groups, -1)).flatten(1, 2) for each in rows]  # (H,K,..) -> (G,H/G*K,..)
         return torch.cat(together, dim=1).flatten(0, 1)  # (G,rows,..) -> (G*rows,..)

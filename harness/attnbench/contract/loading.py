@@ -1,13 +1,13 @@
 """Load an Implementation by name: from the folder implementations/, a file or a plugin; compiled on request.
 
-A file of the folder defines a function `attention`, or an IMPLEMENTATION. It may also define `unsupported(workload)`,
-which returns the reason why the function cannot run a workload, and, for scope `module`, MODULE, a class, and LAYOUT,
-the layout of its weights. The class's forward takes x (B, T, D), mask and scale; its attribute `dropout` is the
-probability of dropping a weight. Without MODULE, the harness projects with linear layers. catalogue.toml, in the same
-folder, has each implementation's source, and its colour, marker and line width in figures.
+A file in the folder defines a function `attention`, or an IMPLEMENTATION. With a function, it may also define
+`unsupported(workload)`, which returns why the function cannot run a workload, or None. For scope `module`, it may
+define the class MODULE and the LAYOUT of its weights: the forward of MODULE takes x (B, T, D), mask and scale, and its
+attribute `dropout` is the probability of dropping a weight. Without MODULE, the harness projects with linear layers.
+catalogue.toml, in the same folder, has facts about each implementation, and its looks in figures.
 
-`fused+compile` is `fused` compiled by torch.compile, as one graph and at fixed sizes. Inductor may replace it by
-another kernel, which shows among the operators that ran: `fused` without a mask becomes SDPA's flash kernel.
+`fused+compile` is `fused` compiled by torch.compile, as one graph at fixed sizes. Inductor may replace the code by
+another kernel: `fused` without a mask becomes SDPA's flash kernel. The list of operators that ran shows this.
 """
 
 import importlib
@@ -32,7 +32,7 @@ from attnbench.workloads.workload import Workload
 
 
 def implementation(spec: str) -> Implementation:
-    """Load the implementation `name` or `path/to/file.py:Name`; with `+compile` at the end it is compiled.
+    """Load the implementation `name` or `path/to/file.py:Name`; a `+compile` at the end compiles it.
 
     Raises:
         ValueError: the value is not an implementation, function, module or class that can be measured.
@@ -51,7 +51,7 @@ def implementation(spec: str) -> Implementation:
 
 
 def from_value(value: object, spec: str) -> Implementation:
-    """Create the implementation from a value; `spec` is its name. A class is instantiated without arguments.
+    """Create the implementation of `value`, named `spec` in messages; a class is instantiated without arguments.
 
     Raises:
         ValueError: the value is not an implementation, function, module or class that can be measured.
@@ -74,21 +74,21 @@ def from_value(value: object, spec: str) -> Implementation:
 
 
 def _is_function(value: type) -> bool:
-    """Whether instances of a class serve as functions: they have `attend`, or forward takes query, key and value."""
+    """Return whether instances of a class are functions: they have `attend`, or forward(query, key, value, ...)."""
     heads = inspect.signature(value.forward).parameters if issubclass(value, nn.Module) else ()
     return hasattr(value, "attend") or [name[:1].lower() for name in heads][1:4] == ["q", "k", "v"]
 
 
 @cache
 def named(name: str) -> Implementation:
-    """The implementation in the file of that name in implementations/."""
+    """Load the implementation in implementations/NAME.py."""
     return from_module(importlib.import_module(f"{plugins.PACKAGE}.{name}"), name)
 
 
 def from_module(module: ModuleType, name: str) -> Implementation:
-    """The implementation that a Python module of the folder defines; `name` is its row in the catalogue."""
+    """Create the implementation that a Python module of the folder defines; `name` is its row in the catalogue."""
     row, holds = plugins.catalogue()["facts"].get(name, {}), vars(module)
-    is_dense = row.get("flops") == "dense"  # but not with sinks, which may be an extra key
+    is_dense = row.get("flops") == "dense"  # not with sinks, which may be an extra key
     if "IMPLEMENTATION" in holds:
         value: Implementation = module.IMPLEMENTATION
         return value
@@ -109,11 +109,11 @@ def from_module(module: ModuleType, name: str) -> Implementation:
 
 
 class BothScopes(ByFunction, Adapted):
-    """Computes scope `module` by a file's MODULE, and scope `attention` by its function."""
+    """A module that computes scope `module` by a file's MODULE, and scope `attention` by its function."""
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
-    """An implementation that uses its own module instead of the harness's projections in scope `module`."""
+    """Return `function` with its file's MODULE, instead of the harness's projections, for scope `module`."""
 
     def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
         return module(x, mask=mask.added(x.dtype) if mask.rule.changes_scores else mask.visible, scale=mask.scale)
@@ -132,9 +132,9 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
     both = type("BothScopes", (BothScopes,), {"signature": core.signature})
 
     def build(weights: Weights) -> nn.Module:
-        """The file's module, or only the function if the module cannot have heads of these sizes."""
+        """Build the file's module, or only the function if the module cannot have these sizes."""
         has_equal_heads = weights.query.shape[:2] == weights.key.shape[:2] == weights.value.shape[:2]
-        is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # output and input
+        is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # output and input width
         return whole.build(weights, both) if has_equal_heads and is_as_wide else core(weights)
 
     def either(workload: Workload) -> str | None:
@@ -144,7 +144,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
 
 
 def compiled(plain: Implementation) -> Implementation:
-    """The implementation with its function and its module compiled."""
+    """Return the implementation with its function and its module compiled."""
 
     def build(weights: Weights) -> nn.Module:
         module = plain.build(weights)
@@ -173,7 +173,7 @@ def compiled(plain: Implementation) -> Implementation:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `function` once eagerly, before its first call, and calls it compiled from then on."""
+    """Return `function` in compiled form; the first call of the result also calls it eagerly before."""
     run, calls = compile_whole(function), list[object]()
 
     def call(*by_position: Any, **by_name: Any) -> Any:  # noqa: ANN401 - functions and modules differ

@@ -1,9 +1,8 @@
 """Work that the harness does outside a function's call, so that the function computes only attention.
 
-Depending on the function, grouped heads are repeated, score changes become an additive mask, sinks become one more key,
-queries that see no key are shown all keys and get output 0 afterwards, and axes are moved. None of this is timed.
-
-Shapes as in the contract.
+Depending on the function, the harness repeats grouped heads, converts score changes to an additive mask, adds a key for
+the sinks, and permutes axes. It shows all keys to queries that see none, and sets their output to 0 after the call.
+None of this is timed. Shapes: see contract/__init__.py.
 """
 
 import math
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A function's call with its arguments in place.
+    """The arguments of a function's call, and the form of its output.
 
     `tensors` are passed by position and `passed` by name. `empty`, boolean and broadcastable to (B, H, T, V), marks
     queries that see no key; their output becomes 0. `is_tokens_first` says that the output is (B, T, H, V), and
@@ -38,7 +37,7 @@ class Prepared:
         return [*self.tensors, *self.passed.values()]
 
     def finish(self, output: Tensor) -> Tensor:
-        """Convert the function's output to (B, H, T, V)."""
+        """Convert the function's output to (B, H, T, V), with 0 for the queries in `empty`."""
         if self.is_packed:
             return output.transpose(0, 1)[None]  # (T,H,V) -> (1,H,T,V)
         output = output.transpose(1, 2) if self.is_tokens_first else output
@@ -48,8 +47,8 @@ class Prepared:
 class Bound:
     """A function's call with its arguments prepared: `call` has no arguments and only calls the function.
 
-    Tensors that `prepare` creates, such as repeated heads, are leaves of the graph, so that a backward pass ends there.
-    `is_plain` says that `prepare` creates none and that the function's output is final; otherwise `finish` converts the
+    Tensors that `prepare` creates, such as repeated heads, are leaves of the autograd graph, where a backward ends.
+    If `is_plain`, `prepare` creates no tensors and the function's output is final; otherwise `finish` converts the
     output. `leaves` are the tensors that require gradients: query, key and value, then those passed by name.
     """
 
@@ -71,16 +70,16 @@ class Bound:
         self.is_plain = are_same and first.empty is None and not (first.is_tokens_first or first.is_packed)
 
     def refresh(self) -> None:
-        """Prepare again into the same memory, after the inputs' values have changed."""
+        """Prepare the arguments again, in the same memory, after the values of the inputs have changed."""
         with torch.no_grad():
             for value, right in zip(self._arguments, self.prepare().arguments, strict=True):
                 if isinstance(value, Tensor) and value.data_ptr() != right.data_ptr():
                     value.copy_(right)
 
     def gradients(self, made: Sequence[Tensor | None], inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """The gradient of each of `inputs`, from the gradients `made` of the leaves; None for an input without one.
+        """Return the gradients of `inputs` from the gradients `made` of the leaves; None for an input without one.
 
-        A leaf is an input, or prepared from inputs.
+        A gradient of a leaf that `prepare` created is propagated to the inputs that it was created from.
         """
         with torch.enable_grad():
             prepared = [each for each in self.prepare().arguments if isinstance(each, Tensor) and each.requires_grad]
@@ -90,9 +89,9 @@ class Bound:
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for its query heads; the tensor itself if G == H.
+    """Repeat each key/value head for its query heads: (B, G, S, K) -> (B, H, S, K), the tensor itself if G == H.
 
-    The result keeps the order of axes in memory, so that code which misreads strides fails here too.
+    The result keeps the order of axes in memory, so that code that misreads strides fails with repeated heads, too.
     """
     group_size = num_heads // tensor.shape[1]
     if group_size == 1:
@@ -103,17 +102,17 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def show_rows(mask: Tensor, empty: Tensor) -> Tensor:
-    """The mask with every key visible to the queries marked in `empty` (B, 1, T, 1).
+    """Return the mask (B or 1, H or 1, T or 1, S) with every key visible to the queries in `empty` (B, 1, T, 1).
 
-    `mask` is boolean (True = visible), or additive; then these queries also lose their biases.
+    `mask` is boolean (True = visible) or additive. In an additive mask, these queries also lose their biases.
     """
     return mask | empty if mask.dtype == torch.bool else mask.masked_fill(empty, 0.0)
 
 
 def add_sink(mask: Tensor | None, sinks: Tensor, query: Tensor, num_keys: int) -> Tensor:
-    """Additive mask (B or 1, H, T, S + 1): `mask`, boolean (True = visible), additive or None, and `sinks` (H,).
+    """Return `mask` as an additive mask (B or 1, H, T, S + 1), in which the last key has the scores `sinks` (H,).
 
-    The sinks are the scores of one extra key, the last.
+    `mask` is boolean (True = visible), additive or None. `query` is (B, H, T, K), and `num_keys` is S.
     """
     scores = query.new_zeros(1, query.shape[1], query.shape[2], num_keys)  # (1,H,T,S)
     if mask is not None:
@@ -124,7 +123,7 @@ def add_sink(mask: Tensor | None, sinks: Tensor, query: Tensor, num_keys: int) -
 
 @contextmanager
 def training(module: nn.Module) -> Iterator[None]:
-    """Put a module into training mode inside the context, with the probabilities of its own dropout set to 0."""
+    """Put a module into training mode inside the context, with all of its dropout probabilities set to 0."""
     parts = [*module.modules()]
     modes = [part.training for part in parts]
     shares = [

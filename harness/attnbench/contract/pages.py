@@ -1,8 +1,8 @@
 """Prepare a batch of requests for a function, outside of its timed call.
 
-A function whose signature names a block table gets the pool of pages as it lies in a service's memory; its parameters
-have names of `plugins.PAGED`. A dense function of query, key and value is called once for each distinct request in the
-batch, with the keys of equal requests gathered before. Shapes: N requests, P pages; the others as in the contract.
+A function that has a parameter for a block table gets the pool of pages as in an inference service; `plugins.PAGED` has
+the names of its parameters. A dense function of query, key and value is called once for each distinct request: equal
+requests are gathered into one dense batch before the call. Shapes: N requests, P pages; see contract/__init__.py.
 """
 
 import inspect
@@ -24,18 +24,18 @@ from attnbench.workloads.masks import UNLIMITED, parse_mask
 from attnbench.workloads.workload import Workload, dense_mask
 
 NAN, ZEROS, MOVED, STRIDED = "", "zeros", "moved", "strided"
-"""Values of `batch.Cache.form`, which describes them; with NAN, unused slots and pages hold NaN."""
+"""Values of `form` in `batch.Cache`, whose docstring describes them. With NAN, unused slots and pages contain NaN."""
 TABLE = "block_table"
 EMPTY = inspect.Parameter.empty
 
 
 def names_of(function: object) -> dict[str, str]:
-    """The members of PAGED that a function names, each with the function's own name; empty if it names no block table.
+    """Map the members of PAGED that a function takes to its own parameter names; empty if it takes no block table.
 
-    Parameters named `key` and `value` are the pools only if no other name of a pool is present.
+    A parameter `key` or `value` is a pool only if no parameter has another name of that pool.
     """
     try:
-        parameters = inspect.signature(function).parameters  # type: ignore[arg-type] # refused below
+        parameters = inspect.signature(function).parameters  # type: ignore[arg-type] # any object
     except (TypeError, ValueError):
         return {}
     own = {name: next(filter(parameters.__contains__, aliases), "") for name, aliases in PAGED.items()}
@@ -46,7 +46,7 @@ def names_of(function: object) -> dict[str, str]:
 class PageSignature:
     """A function that reads keys and values from pages.
 
-    `spec` is its name in messages, and `names` maps names in PAGED to the function's own.
+    `spec` is its name in messages, and `names` maps members of PAGED to the function's own parameter names.
     """
 
     function: Callable[..., Any]
@@ -55,10 +55,10 @@ class PageSignature:
     declared: Declared = field(default_factory=Declared)
 
     def __post_init__(self) -> None:
-        """Check that the names suffice for a call.
+        """Check that the harness can call the function with arguments of these names.
 
         Raises:
-            ValueError: it names no pool, or needs an argument that the harness does not know.
+            ValueError: the function takes no pool, has a parameter by position only, or needs one that is not in PAGED.
         """
         if missing := [name for name in ("query", "key_cache", "value_cache") if name not in self.names]:
             known = ", ".join("/".join(PAGED[name]) for name in missing)
@@ -88,7 +88,7 @@ class PageSignature:
         return {"k_scale", "v_scale"} <= self.names.keys()
 
     def reason_against(self, workload: Workload) -> str | None:
-        """Return why the function cannot be passed a batch, or None."""
+        """Return why the function cannot compute a workload with the arguments that it takes, or None."""
         if not workload.page_size:
             return "it reads pages: add --set page_size=16, and requests, as in --set batch=2q64_8q1kv256"
         if workload.cache_dtype != SAME and not self.has_scales:
@@ -106,7 +106,7 @@ class PageSignature:
         return self.declared.unsupported(workload)
 
     def arguments(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> dict[str, Any]:
-        """The arguments of a call by the function's names, from query (1, H, T, K), key and value (1, G, S, K or V)."""
+        """Return a call's arguments by name, for query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V)."""
         cache = mask.cache
         assert cache is not None
         news, totals = zip(*cache.requests, strict=True)
@@ -127,7 +127,7 @@ class PageSignature:
             "v_scale": scales[1] if cache.dtype != SAME else None,
             "softmax_scale": mask.scale_for(query.shape[-1]),
             "causal": True,
-            "window_size": (cache.window - 1, UNLIMITED if "causal" in self.names else 0),  # -1 has no limit
+            "window_size": (cache.window - 1, UNLIMITED if "causal" in self.names else 0),  # -1: no limit
             "enable_gqa": query.shape[1] != key.shape[1],
         }
         return {name: values[known] for known, name in self.names.items()}
@@ -140,9 +140,10 @@ def paged(
     num_pages: int,
     slots: Any,  # noqa: ANN401 - an array of numpy
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Pools (P, page_size, G, K or V) with the keys and values (1, G, S, K or V), and their scales, each (G,) or (1,).
+    """Write key (1, G, S, K) and value (1, G, S, V) into pools; return the two pools, and their two scales.
 
-    `slots` (S,) holds each key's slot. Slots without a key hold NaN, or 0 if the cache's form is ZEROS.
+    The pools are (P, page_size, G, K) and (P, page_size, G, V), and each scale is (G,) or (1,). `slots` (S,) has the
+    slot of each key. Slots without a key contain NaN, or 0 if the cache's form is ZEROS.
     """
     at, pools, scales = torch.from_numpy(slots).to(key.device), list[Tensor](), list[Tensor]()
     dtype = key.dtype if cache.dtype == SAME else getattr(torch, cache.dtype)
@@ -166,7 +167,7 @@ def paged(
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """A view of a float8 tensor as bytes, for operators without float8 support; any other tensor unchanged."""
+    """View a float8 tensor as bytes, for operators without float8 support; return any other tensor unchanged."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
@@ -180,7 +181,7 @@ def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
 
 
 def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
-    """Keys or values (1, G, S, K) as read from a cache: equal in a shared prefix, and rounded to the cache's dtype."""
+    """Return keys or values (1, G, S, K) as read from a cache: rounded to its dtype, and equal in a shared prefix."""
     tensor = tensor[:, :, torch.from_numpy(cache.sources()).to(tensor.device)]
     if cache.dtype == SAME:
         return tensor
@@ -190,7 +191,7 @@ def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
 
 
 class PagedAttention(Attention):
-    """Computes scope `attention` by a function of pages; the pool is filled outside of the function's call."""
+    """An `Attention` that attends by a function of pages; the pool is filled outside of the function's call."""
 
     signature: PageSignature
 
@@ -199,9 +200,9 @@ class PagedAttention(Attention):
         self._memory: dict[tuple[object, ...], Tensor] = {}
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
-        """Put query (1, H, T, K) and, in pages, key (1, G, S, K) and value (1, G, S, V) into the function's arguments.
+        """Prepare the function's arguments from query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V).
 
-        As in a service, each tensor is written into the memory of the last call's if that has the same form.
+        As in a service, a tensor is written into the memory of the last call's tensor if that has the same form.
         """
         passed = self.signature.arguments(query, key, value, mask)
         return Prepared(
@@ -209,7 +210,7 @@ class PagedAttention(Attention):
         )
 
     def _written(self, name: str, value: Any) -> Any:  # noqa: ANN401 - any argument
-        """The argument; a tensor is copied into the memory of the first one of its name, dtype, shape and strides."""
+        """Copy a tensor to the memory of the first one with its name, dtype, shape and strides; return others as is."""
         if not isinstance(value, Tensor):
             return value
         kept = self._memory.setdefault((name, value.dtype, value.shape, value.stride()), value)
@@ -218,11 +219,15 @@ class PagedAttention(Attention):
         return kept
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
-        """The function's call, with the pool in place."""
+        """Return the function's call, with the pool already filled."""
         return Bound(self.signature.function, partial(self.prepare, query, key, value, mask), [query, key, value])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (1, H, T, V)."""
+        """Compute the output (1, H, T, V) from query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V).
+
+        Raises:
+            ValueError: the function returns anything but one tensor (T, H, V).
+        """
         prepared = self.prepare(query, key, value, mask)
         tensors = {name: each for name, each in prepared.passed.items() if isinstance(each, Tensor)}
         mask.lent = {name: (each, each.clone()) for name, each in tensors.items()}
@@ -237,10 +242,10 @@ class PagedAttention(Attention):
 
 
 def from_paged(function: Callable[..., Any], spec: str, declared: Declared) -> Implementation:
-    """Create the implementation of a function whose signature names a block table.
+    """Create the implementation of a function that has a parameter for a block table.
 
     Raises:
-        ValueError: it names no pool, or needs an argument that the harness does not know.
+        ValueError: the function takes no pool, has a parameter by position only, or needs one that is not in PAGED.
     """
     signature = PageSignature(function=function, spec=spec, names=names_of(function), declared=declared)
     return Implementation(
@@ -252,7 +257,7 @@ def from_paged(function: Callable[..., Any], spec: str, declared: Declared) -> I
 
 
 class Groups:
-    """A batch for a dense function: equal requests form one dense call, with their tokens and keys gathered."""
+    """A batch of requests as dense calls: equal requests form one call, with their tokens and keys gathered."""
 
     def __init__(self, mask: BoundMask) -> None:
         cache = mask.cache
@@ -290,7 +295,7 @@ class Groups:
         ]
 
     def join(self, outputs: Iterable[Tensor]) -> Tensor:
-        """Join the outputs (n, H, t, V) of all groups to (1, H, T, V)."""
+        """Join the outputs (n, H, t, V) of all groups to (1, H, T, V), in the order of the tokens."""
         packed = [each.transpose(0, 1).flatten(1, 2) for each in outputs]  # (n,H,t,V) -> (H,n*t,V)
         rows = torch.cat([rows for _, rows, _ in self.places])
         return torch.cat(packed, dim=1)[:, rows.argsort()][None]
@@ -318,7 +323,7 @@ class BoundGroups(Bound):
         return Prepared(tensors=(), passed={})
 
     def refresh(self) -> None:
-        """Gather again into the same memory, after the inputs' values have changed."""
+        """Gather all arguments again, into the same memory, after the values of the inputs have changed."""
         with torch.no_grad():
             self._prepare()
             for each in self._calls:
@@ -326,7 +331,7 @@ class BoundGroups(Bound):
 
 
 def groups_of(mask: BoundMask) -> Groups:
-    """The groups of a batch of requests, memoized on the mask."""
+    """Return the groups of the mask's batch of requests, memoized on the mask."""
     if "groups" not in vars(mask):
         vars(mask)["groups"] = Groups(mask)
     found: Groups = vars(mask)["groups"]

@@ -1,4 +1,4 @@
-"""The common parts of devices with queues and an allocator, which torch.get_device_module(name) can drive."""
+"""The common code of devices with queues and an allocator, which torch.get_device_module(name) controls."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # the description of a device needs no torch
 
 
 class Accelerator(Device):
-    """The current device of a kind, NAME, or the device NAME:N; its clock reads events of the current stream."""
+    """The device NAME:N, or with NAME the current device of a kind. Its clock reads events of the current stream."""
 
     is_host = False
     can_spin = False  # there is `spin(cycles)`, a kernel that keeps the device busy while calls are queued
     sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # side lengths of the matrices whose products show the ceiling
     smallest_copy = 2**22  # bytes
-    largest_copy = 2**30  # bytes; a cache of 64 MiB holds only a thirtieth of what is read and written
+    largest_copy = 2**30  # bytes; a cache of 64 MiB contains only a thirtieth of the data that is read and written
 
     def __init__(self, name: str) -> None:
         self.name = self.torch_device = name
@@ -32,7 +32,7 @@ class Accelerator(Device):
 
     @property
     def module(self) -> Any:  # noqa: ANN401 - a module
-        """The module of torch with the functions of this kind of device."""
+        """Torch's module with the functions of this kind of device, such as torch.cuda."""
         import torch
 
         return torch.get_device_module(self.name)
@@ -42,11 +42,11 @@ class Accelerator(Device):
         return self.module.device(self.name)  # type: ignore[no-any-return]  # a module has no types
 
     def event(self) -> Any:  # noqa: ANN401 - its type needs torch
-        """A new event, which can record a time in a stream."""
+        """Create an event, which can record a time in a stream."""
         return self.module.Event(enable_timing=True)
 
     def missing(self) -> str | None:
-        """Why the device is missing, without a driver or with too few devices; None if it is here."""
+        """Return why the device is missing: there is no driver, or there are too few devices; None if it is here."""
         import torch
 
         index = torch.device(self.name).index or 0
@@ -58,11 +58,11 @@ class Accelerator(Device):
         self.module.synchronize(self.name)
 
     def select(self) -> None:
-        """Make this the current device; without a number, the first of its kind."""
+        """Make this the current device; if its name has no number, the first device of its kind."""
         self.module.set_device(int(self.name.partition(":")[2] or 0))
 
     def generators(self) -> Mapping[str, Any]:
-        """One generator for each device of this kind; none before the first use of one."""
+        """Return one generator for each device of this kind, by name; none before the first use of such a device."""
         if not self.module.is_initialized():
             return {}
         kind = self.name.partition(":")[0]
@@ -81,14 +81,14 @@ class Accelerator(Device):
         return replace(record(call, self.activities, finish), allocated=self.allocated(before, after))
 
     def counts(self) -> dict[str, int]:
-        """The allocator's statistics in bytes, by name; resets its peaks."""
+        """Return the allocator's statistics in bytes, by name, and reset its peaks."""
         counts: dict[str, int] = self.module.memory_stats(self.name)
         self.module.reset_peak_memory_stats(self.name)
         return counts
 
     @staticmethod
     def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
-        """The memory of a call, from readings of the allocator; `before` is empty before the first allocation."""
+        """Return the memory of a call from the `counts` before and after it; `before` may be empty at first."""
         inputs = before.get("allocated_bytes.all.current", 0)
         return Footprint(
             peak_bytes=after["allocated_bytes.all.peak"] - inputs,
@@ -110,7 +110,7 @@ class Accelerator(Device):
         return read.sum()
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - it uses the whole device
-        """A function that makes a matrix product and a copy."""
+        """Return a function that computes a matrix product and makes a copy."""
         import torch
 
         draws = torch.Generator(device=self.name).manual_seed(0)  # equal numbers would take less power and time
@@ -125,7 +125,7 @@ class Accelerator(Device):
         return work
 
     def loads(self, dtype: str) -> list[Load]:
-        """Products in the dtype, and copies from `smallest_copy` to `largest_copy`, which exceeds the largest cache."""
+        """Return products in `dtype`, and copies from `smallest_copy` to `largest_copy`, which exceeds the caches."""
         import torch
 
         def empty(dtype: str, length: int) -> Tensor:

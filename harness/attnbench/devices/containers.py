@@ -21,22 +21,23 @@ MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files with the limit and the memory in use, and the entry of memory.stat with pages that can be dropped at once."""
+"""In version 2 and in version 1, the files with the limit and with the memory in use, and the entry of memory.stat for
+pages that can be dropped at once."""
 
 
 def affinity() -> int:
-    """The number of logical processors that this process may run on."""
+    """Return the number of logical processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processors() -> int:
-    """The number of logical processors that this process may keep busy, by affinity mask and quota; at least 1."""
+    """Return the number of logical processors that affinity mask and quota let this process keep busy, at least 1."""
     found = quota()
     return affinity() if found is None else max(1, min(affinity(), math.floor(found)))
 
 
 def quota() -> float | None:
-    """The smallest quota of this process's groups, as a number of processors; None without one."""
+    """Return the smallest quota of this process's groups, as a number of processors; None without a quota."""
     quotas = []
     for folder, names in product(_folders("cpu"), QUOTAS):
         with suppress(OSError, ValueError):
@@ -47,7 +48,7 @@ def quota() -> float | None:
 
 
 def memory() -> tuple[int, int]:
-    """Free and total memory in bytes: the least of the machine's and of those of this process's control groups."""
+    """Return free and total memory in bytes: the minimum over the machine and this process's control groups."""
     machine = psutil.virtual_memory()
     free, whole = [int(machine.available)], [int(machine.total)]
     for folder, (limit, used, dropped) in product(_folders("memory"), MEMORY):
@@ -62,9 +63,9 @@ def memory() -> tuple[int, int]:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """Folders of this process's groups, up to the root, for a controller of version 1 and for version 2.
+    """Yield the folders of this process's groups, up to the root, in version 2 and in version 1 for `controller`.
 
-    A container may see its own group as the root, under a path that it does not see.
+    A container may see its own group as the root; the path in MEMBERSHIPS then does not exist in the container.
     """
     for membership in MEMBERSHIPS.read_text().splitlines() if MEMBERSHIPS.exists() else []:
         _, controllers, path = membership.split(":", 2)

@@ -31,30 +31,31 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)  # side lengths of the matrices whose products show the ceiling
 SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
 RESERVE_BYTES = 2**27
-"""A worker's memory limit leaves this much of the free memory, or a tenth if that is more, but at most half: for pages
-that it shares with its template until it writes to them, and for files of tensors, which the limit does not count."""
+"""Bytes of free memory that a worker's limit leaves unused, or a tenth of the free memory if that is more, but at most
+half of it. They are for pages that the worker shares with its template process until it writes to them, and for files
+of tensors, which the limit does not count."""
 SHARE_OF_PROBE = 2**16
-"""Numbers that an interference probe copies for each of several threads: torch gives a thread at least half as many."""
+"""Numbers that an interference probe copies in each of several threads; torch gives a thread at least half as many."""
 NUM_GROUPS = 64  # a sample's calls are timed in at most this many groups, so that a short interruption affects only one
 WIDER = {"bfloat16": "float32", "float16": "float32"}
-"""Wider dtypes that hold all values of half precision, and are faster if the processor has no instructions for it."""
+"""By half-precision dtype, a wider dtype that is faster if the processor has no instructions for half precision."""
 
 
 class CpuClock(Clock):
     """The host's monotonic timer."""
 
     resolution_s = get_clock_info("perf_counter").resolution
-    sample_s = 20e-3  # long against an arm's first calls, whose data is not in the caches yet
+    sample_s = 20e-3  # much longer than the first calls of a sample, whose data is not in the caches yet
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Wall time of the calls in seconds."""
+        """Return the wall time of the calls in seconds."""
         start = perf_counter_ns()
         for _ in repeat(None, num_calls):
             call()
         return (perf_counter_ns() - start) * 1e-9
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time the calls in up to NUM_GROUPS groups or, with `flush`, one by one; `call_s` is the groups' median."""
+        """Time the calls in up to NUM_GROUPS groups or, with `flush`, one by one; `call_s` is the median of groups."""
         size = 1 if flush else -(-num_calls // NUM_GROUPS)
         sizes = [min(size, num_calls - first) for first in range(0, num_calls, size)]
         groups_s = list[float]()
@@ -67,7 +68,7 @@ class CpuClock(Clock):
 
 
 class Cpu(Device):
-    """The processor."""
+    """The processor as a device."""
 
     torch_device = "cpu"
     is_host = True
@@ -78,7 +79,7 @@ class Cpu(Device):
         self.clock = CpuClock()
 
     def missing_compiler(self) -> str | None:
-        """Report a missing C++ compiler."""
+        """Return that a C++ compiler is missing, or None if there is one."""
         compiler = os.environ.get("CXX", "g++")  # as in torch/_inductor/config.py
         return None if shutil.which(compiler) else f"torch.compile needs a C++ compiler, and {compiler} is not found"
 
@@ -96,7 +97,7 @@ class Cpu(Device):
         return torch.empty(2 * self.cache_bytes(), dtype=torch.uint8)
 
     def cache_bytes(self) -> int:
-        """Bytes of the largest cache, as the system reports it, or ASSUMED_CACHE_BYTES."""
+        """Return the bytes of the largest cache, as the system reports it, or ASSUMED_CACHE_BYTES."""
         sizes = [re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()) for path in CACHES.glob("index*/size")]
         return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
 
@@ -105,11 +106,11 @@ class Cpu(Device):
         return self._beyond_caches.add_(1)
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
-        """A small matrix product, and a copy that exceeds the first-level caches; all threads take part in the copy.
+        """Return a function with a small matrix product, and a copy that exceeds the first-level caches.
 
-        The product runs in this thread alone: numpy's `@` wakes the threads of its BLAS, which then spin for a tenth of
-        a second on the cores of the next arm in the block. With several threads torch makes the copy, which wakes the
-        threads that the arms use.
+        The product runs in one thread: numpy's `@` would wake the threads of its BLAS, which then spin for a tenth of a
+        second on the cores that the next implementation needs. With several threads torch makes the copy, in the same
+        threads that implementations use.
         """
         draws = np.random.default_rng(0)
         matrix = draws.standard_normal((64, 64), dtype=np.float32)
@@ -123,13 +124,13 @@ class Cpu(Device):
             copy = partial(torch.add, numbers, 1.0, out=torch.empty_like(numbers))
 
         def work() -> None:
-            np.einsum("ij,jk->ik", matrix, matrix, out=product)  # numpy's own loops
+            np.einsum("ij,jk->ik", matrix, matrix, out=product)  # numpy's own loops, without BLAS
             copy()
 
         return work
 
     def loads(self, dtype: str) -> list[Load]:
-        """Products in the dtype, and in float32 if that may be faster; copies of up to twice the largest cache."""
+        """Return products in `dtype`, and in float32 if that may be faster; copies of up to twice the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
         largest = min(LARGEST_COPY, 2 * self.cache_bytes())  # bytes of each of the copy's two buffers
         return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest)
@@ -139,10 +140,10 @@ DEVICE = Cpu
 
 
 def pages(dtype: str, length: int) -> Tensor:
-    """A tensor of `length` numbers in fresh pages of its own, outside of any allocator.
+    """Create a tensor (length,) in fresh pages of its own, outside of any allocator.
 
-    When malloc gets a large block back, it keeps freed blocks of up to that size from then on (M_MMAP_THRESHOLD in
-    mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html). Later timings would include fewer page faults.
+    After malloc has freed a large block, it keeps all freed blocks of up to that size (M_MMAP_THRESHOLD in mallopt(3),
+    https://man7.org/linux/man-pages/man3/mallopt.3.html), so that later timings would include fewer page faults.
     """
     import torch
 
@@ -152,9 +153,10 @@ def pages(dtype: str, length: int) -> Tensor:
 
 
 def limit_memory() -> None:
-    """Make an allocation beyond the free memory fail here, as out of memory, before the system kills a process.
+    """Limit this process's memory, so that an allocation beyond the free memory fails, and the system kills no process.
 
-    The limit counts from the memory that this process has mapped; set it again after others may have taken memory.
+    The limit is the memory that this process has mapped plus the free memory without a reserve. Set it again whenever
+    other processes may have taken memory.
     """
     held, (free, _) = psutil.Process().memory_info(), containers.memory()
     limit = getattr(held, "data", held.rss)  # Linux compares the limit with this number

@@ -50,14 +50,14 @@ UNTRIED = (
 BUSY = "busy or unavailable"  # part of CUDA's message if a device accepts no further process
 EXCLUSIVE = "{} accepts no further process: if its mode is EXCLUSIVE_PROCESS, run nvidia-smi --compute-mode=DEFAULT"
 NUM_WARM_UPS = 3
-"""Calls before a graph is recorded, so that it contains no compiling, loading and allocating. Source:
+"""Calls before a graph is recorded, so that it contains no compilation, loading or allocation. Source:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
 
 
 class Cuda(Accelerator):
-    """An Nvidia GPU, or an AMD GPU, which torch calls by the same names."""
+    """An Nvidia GPU, or an AMD GPU, for which torch uses the same names."""
 
-    alignment_bytes = 16  # width of vector loads; misaligned ones destroy the context
+    alignment_bytes = 16  # width of vector loads; misaligned loads destroy the context
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
     has_graphs = can_spin = counts_energy = True
     collectives = "nccl"
@@ -69,19 +69,19 @@ class Cuda(Accelerator):
 
     @property
     def untried(self) -> str:  # type: ignore[override]  # it depends on the driver
-        """A note for AMD GPUs, on which this was never run; empty for others."""
+        """A note for AMD GPUs, on which this code was never run; "" for others."""
         return UNTRIED if AMD_DRIVER.exists() and not DRIVER.exists() else ""
 
     def seems_present(self) -> bool:
-        """Whether a driver is loaded."""
+        """Return whether a driver is loaded."""
         return DRIVER.exists() or AMD_DRIVER.exists()
 
     def missing(self) -> str | None:
-        """Why the device is missing: no driver, too few devices, or a refusal of this process; None if it is here."""
+        """Return why the device is missing: no driver, too few devices, or a refusal of this process; else None."""
         return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
 
     def select(self) -> None:
-        """Make this the current device, which creates a context; if the driver refuses it, the device is `missing`."""
+        """Make this the current device and create its context; if the driver refuses, the device is `missing`."""
         try:
             super().select()
         except RuntimeError as error:
@@ -90,13 +90,13 @@ class Cuda(Accelerator):
             self._is_refused = True
 
     def missing_compiler(self) -> str | None:
-        """Report a missing triton."""
+        """Return that triton is missing, or None if it is installed."""
         return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
 
     def facts(self) -> Facts:
-        """The device, its driver, the libraries that torch was built with, and kernel packages.
+        """Return facts about the device, its driver, the libraries that torch was built with, and kernel packages.
 
-        `cuda` without a number names all kinds of devices that are here.
+        For `cuda` without a number, they list each kind of GPU of the machine.
         """
         import torch
 
@@ -128,7 +128,7 @@ class Cuda(Accelerator):
         )
 
     def is_broken(self) -> bool:
-        """Whether an error has corrupted the context.
+        """Return whether an error has corrupted the context.
 
         Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, errors that corrupt it.
         """
@@ -154,7 +154,7 @@ class Cuda(Accelerator):
         torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - a call would build cuDNN's plan, too
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Compute capability as CUDA defines it; AMD's architectures have other numbers."""
+        """Return the compute capability as CUDA defines it; None on AMD, whose architectures have other numbers."""
         import torch
 
         has_one = torch.cuda.is_available() and torch.version.hip is None
@@ -168,8 +168,8 @@ class Cuda(Accelerator):
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
         """Record the call that `make` creates as a graph; `make`, the call and autograd run on a stream of their own.
 
-        A result is right until another graph is replayed, because graphs share their memory. The call is kept alive,
-        because a backward pass reads saved tensors of its forward pass, at the same addresses in each replay.
+        A result is valid until another graph is replayed, because graphs share their memory. The call is kept alive,
+        because a backward pass reads tensors that its forward pass saved, at the same addresses in each replay.
         """
         import torch
 
@@ -185,7 +185,7 @@ class Cuda(Accelerator):
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                     held = call, call()
             except Exception as error:
-                first = error.__context__ or error  # ending a failed recording raises once more
+                first = error.__context__ or error  # ending a failed recording raises a second error
                 said = (str(first).splitlines() or [""])[0]
                 raise CaptureError(f"it cannot be recorded as a CUDA graph: {type(first).__name__}: {said}") from error
 
@@ -200,7 +200,7 @@ class Cuda(Accelerator):
         return nvml.find(self.module.get_device_properties(self.name).uuid)
 
     def state(self) -> DeviceState | None:
-        """Read the state from NVML, in some ten microseconds; the clock seen in spins, if any, replaces NVML's."""
+        """Read the state from NVML, in about ten microseconds; a clock frequency measured by spins replaces NVML's."""
         found = nvml.moment(*self._driver)
         if clock_hz := self.clock.clock_hz():
             found = structs.replace(found, clock_mhz=clock_hz / 1e6)
@@ -211,12 +211,12 @@ class Cuda(Accelerator):
         return nvml.energy_j(*self._driver)
 
     def cache_bytes(self) -> int:
-        """Bytes of the second-level cache."""
+        """Return the bytes of the second-level cache."""
         size: int = self.module.get_device_properties(self.name).L2_cache_size
         return size
 
     def outside_bytes(self) -> int:
-        """Bytes in use by the context, kernel code, libraries and other processes."""
+        """Return the bytes in use by the context, kernel code, libraries and other processes."""
         self.synchronize()
         free, whole = self.module.mem_get_info(self.name)
         reserved: int = self.module.memory_reserved(self.name)

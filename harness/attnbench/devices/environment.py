@@ -28,17 +28,18 @@ SETTINGS = (
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
 )
-"""Variables that affect the speed of attention; recorded if set, like those that a device names. NAME* is a prefix."""
+"""Environment variables that affect the speed of attention, recorded if they are set, as are `settings` in a device's
+Facts. NAME* is a prefix."""
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use by its affinity mask and its container's quota; at least 1."""
+    """Return the number of physical cores that this process may use, by affinity mask and quota, at least 1."""
     allowed = containers.processors()
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 def collect() -> Environment:
-    """The environment of this process, with the facts of each device."""
+    """Return the environment of this process, with the facts of each device."""
     facts = [device(name).facts() for name in names()]
     versions = {"torch": str(torch.__version__), "numpy": np.__version__, "attnbench": "not installed"}
     with suppress(PackageNotFoundError):  # runs from a checkout that is not installed
@@ -82,7 +83,7 @@ def collect() -> Environment:
 
 
 def _native_dtypes() -> tuple[str, ...] | None:
-    """Half-precision dtypes with native matrix products in oneDNN on this processor; None if unknown."""
+    """Return half-precision dtypes with native matrix products in oneDNN on this processor; None if unknown."""
     names = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
     asked: dict[str, Any] = {dtype: getattr(torch.ops.mkldnn, name, None) for dtype, name in names.items()}
     if not torch.backends.mkldnn.is_available() or None in asked.values():

@@ -1,6 +1,6 @@
-"""Read the names of a call's operators and kernels: the backend that ran, and the libraries of the kernels.
+"""Identify the SDPA backend and the libraries that a call used, by the names of its operators and kernels.
 
-On devices other than the host, the backend of an operator is identified by its kernels, whose names differ between
+On devices other than the host, the names of an operator's kernels show its backend, because they differ between
 libraries.
 
 Source of the names: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml.
@@ -28,7 +28,7 @@ KERNELS = {
     "SageAttention": ("", r"\bqk_int\w*_attn_kernel"),
     "Triton": ("", r"^triton_"),
 }
-"""Libraries of kernels, by name: the PyTorch backend that uses them ("": none), and a pattern of the kernels' names.
+"""By library of kernels: the SDPA backend that uses it ("": none), and a pattern of the names of its kernels.
 
 Source: aten/src/ATen/native/transformers/cuda of PyTorch (flash_attn, mem_eff_attention); csrc/flash_attn, hopper and
 flash_attn/cute of https://github.com/Dao-AILab/flash-attention; include/flashinfer of FlashInfer; SageAttention's csrc.
@@ -40,21 +40,21 @@ _COMPILED = re.compile(rf"{COMPILED}|^triton_|cpp_fused|^graph(_\d+)?_kernel$", 
 
 
 def makers(kernels: Iterable[str]) -> list[str]:
-    """The libraries that kernels of these names come from: keys of KERNELS, in its order; empty if none is known."""
+    """Return the libraries that contain kernels of these names: keys of KERNELS, in its order; empty if none does."""
     names = list(kernels)
     return [maker for maker, (_, pattern) in KERNELS.items() if any(map(re.compile(pattern).search, names))]
 
 
 def compiled(calls: Iterable[Operator]) -> bool:
-    """Whether torch.compile generated any of the operators or their kernels."""
+    """Return whether torch.compile generated any of the operators or their kernels."""
     return any(_COMPILED.search(name) for one in calls for name in (one.name, *one.kernels))
 
 
 def observed(calls: Iterable[Operator]) -> str:
-    """The backend of `scaled_dot_product_attention` that ran; several are joined by "+", and "" means none.
+    """Return the backend of `scaled_dot_product_attention` that ran; several are joined by "+", and "" means none.
 
-    If an operator launched kernels that KERNELS assigns to a backend, that one counts, and not the backend in the
-    operator's name.
+    If an operator launched kernels that KERNELS assigns to a backend, that backend counts. Otherwise it is the backend
+    in the operator's name.
     """
     backends: set[str] = set()
     for one in calls:

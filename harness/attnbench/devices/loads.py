@@ -17,12 +17,12 @@ from attnbench.workloads.workload import Workload
 if TYPE_CHECKING:  # simulated machines measure loads without torch
     from torch import Tensor
 
-MIN_SAMPLE_S = 3e-3  # approximate seconds of a sample of a shorter call
+MIN_SAMPLE_S = 3e-3  # approximate seconds of a sample, if one call is shorter
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
-COPY_STEP = 8  # ratio of the sizes of two consecutive copies
+COPY_STEP = 8  # ratio of the sizes of consecutive copies
 SLOW_S = 0.5
-"""Most seconds of a load's predicted call; longer loads are left out, because smaller ones reach the same rates. The
-limit is generous, because with a busy core even the smallest product may take 16 ms."""
+"""Longest predicted call of a load, in seconds; longer loads are left out, because smaller ones reach the same rates.
+The limit is generous, because with a busy core even the smallest product may take 16 ms."""
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ class Load:
 def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) -> Ceilings:
     """Measure the rates of products and copies on the workload's device, in about `limit_s` seconds.
 
-    `on_turn` is called before each sample. The caller has set the number of threads.
+    `on_turn` is called before each sample. The caller must have set the number of threads.
     """
     crowding = os.getloadavg()[0] / containers.processors()
     here = device(workload.device)
@@ -56,7 +56,7 @@ def measure_loads(
     """Measure rounds of all loads that are quick enough, warmed up and in random order, for about `limit_s` seconds.
 
     There are at least FEWEST_ROUNDS rounds, so that no ceiling depends on one lucky or unlucky moment, and at most
-    MOST_ROUNDS. `loads` of one kind and dtype come smallest first. `on_turn` is called before each sample.
+    MOST_ROUNDS. Within a kind and dtype, `loads` are in order of size. `on_turn` is called before each sample.
     """
     start_s, draws = clock.now(), random.Random(0)
     ready: list[Load] = []
@@ -84,10 +84,10 @@ def measure_loads(
 def products_and_copies(
     empty: Callable[[str, int], Tensor], dtypes: Iterable[str], sides: Sequence[int], smallest: int, largest: int
 ) -> list[Load]:
-    """Products of (side, side) matrices in each dtype, and copies of `smallest` to `largest` bytes.
+    """Create products of (side, side) matrices in each dtype, and copies of `smallest` to `largest` bytes.
 
-    `empty(dtype, length)` makes a tensor (length,) on the device. The matrices hold normal values, because zeros would
-    need less power, and so less time.
+    `empty(dtype, length)` creates a tensor (length,) on the device. The matrices contain normally distributed values,
+    because zeros would need less power, and so less time.
     """
     import torch
 

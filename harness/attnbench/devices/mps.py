@@ -27,15 +27,15 @@ class Mps(Accelerator):
     )
 
     def current(self) -> AbstractContextManager[object]:
-        """Do nothing: there is one device."""
+        """Return a context that does nothing: there is only one device."""
         return nullcontext()
 
     def seems_present(self) -> bool:
-        """Whether this is a Mac with an Apple chip."""
+        """Return whether this is a Mac with an Apple chip."""
         return (platform.system(), platform.machine()) == ("Darwin", "arm64")
 
     def facts(self) -> Facts:
-        """The chip, and variables that affect its speed."""
+        """Return the chip's name, and the variables that affect its speed."""
         chip = "" if self.missing() else f"{processor()}, Metal"
         return Facts(accelerator=chip, settings=("PYTORCH_MPS_*", "PYTORCH_ENABLE_MPS_FALLBACK"))
 
@@ -47,23 +47,23 @@ class Mps(Accelerator):
         """Do nothing: the only GPU is always the current device."""
 
     def generators(self) -> Mapping[str, Any]:
-        """The only generator of the GPU; none if the GPU is missing."""
+        """Return the GPU's only generator; none if the GPU is missing."""
         if self.missing():
             return {}
         return {"the generator of mps": self.module._get_default_mps_generator()}  # noqa: SLF001 - it has no other name
 
     def counts(self) -> dict[str, int]:
-        """Bytes of tensors and of the allocator's heaps, by name."""
+        """Return the bytes of tensors and of the allocator's heaps, by name."""
         return {"tensors": self.module.current_allocated_memory(), "heaps": self.module.driver_allocated_memory()}
 
     @staticmethod
     def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
-        """Memory between two readings; the peak is the growth of the heaps."""
+        """Return the memory of a call from the `counts` before and after it; the peak is the growth of the heaps."""
         kept_bytes, grown_bytes = (after[name] - before[name] for name in ("tensors", "heaps"))
         return Footprint(peak_bytes=max(kept_bytes, grown_bytes), kept_bytes=kept_bytes)
 
     def cache_bytes(self) -> int:
-        """The largest system cache of Apple's chips up to 2025 (M1 Ultra), in bytes; Metal does not report the size."""
+        """Return the bytes of the largest cache of an Apple chip up to 2025 (M1 Ultra); Metal does not report them."""
         return 96 * 2**20
 
 

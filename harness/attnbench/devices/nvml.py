@@ -27,7 +27,7 @@ SLOWING = sum(CLOCK_EVENTS)  # all bits of CLOCK_EVENTS
 
 
 def find(uuid: object) -> tuple[Any, Any]:
-    """The module pynvml and the handle of the GPU, or part of a GPU (MIG), with this UUID; None if one is missing."""
+    """Return the module pynvml, and the handle of the GPU or MIG instance with this UUID; either may be None."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
@@ -40,7 +40,7 @@ def find(uuid: object) -> tuple[Any, Any]:
 
 
 def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - nvml and handle come from `find`
-    """The power limit of a GPU and its modes ECC and MIG, as text by name, without those that the GPU lacks."""
+    """Return the power limit of a GPU and its modes ECC and MIG as texts, by name; facts that it lacks are left out."""
     texts = {}
     if (limit_mw := _ask(nvml, "EnforcedPowerLimit", handle)) is not None:
         texts["gpu power limit"] = f"{limit_mw / 1000:.0f} W"
@@ -51,9 +51,9 @@ def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - nvml and
 
 
 def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - nvml and handle come from `find`
-    """Current clock, temperature and power; unreadable values are 0."""
+    """Read the current clock, temperature and power, and the reasons for a reduced clock; unreadable values are 0."""
     slowed_by = _ask(nvml, "CurrentClocksEventReasons", handle)
-    if slowed_by is None:  # an older package or driver, by a name that CUDA 14 will remove
+    if slowed_by is None:  # the older name, which CUDA 14 will remove
         slowed_by = _ask(nvml, "CurrentClocksThrottleReasons", handle)
     return DeviceState(
         clock_mhz=float(_ask(nvml, "ClockInfo", handle, SM) or 0),
@@ -64,13 +64,13 @@ def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - nvml and ha
 
 
 def energy_j(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401 - nvml and handle come from `find`
-    """Joules since the driver was loaded; None if the GPU has no counter, as before Volta."""
+    """Return the joules used since the driver was loaded; None if the GPU has no counter, as before Volta."""
     used_mj = _ask(nvml, "TotalEnergyConsumption", handle)
     return None if used_mj is None else used_mj / 1000
 
 
 def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - nvml and handle come from `find`
-    """The driver's answer to nvmlDeviceGet`name`; None if there is no answer, no driver or no handle."""
+    """Return the result of nvmlDeviceGet`name`; None if there is no driver, no handle or no such value."""
     if operands[0] is None:
         return None
     with suppress(AttributeError, nvml.NVMLError):
@@ -79,5 +79,5 @@ def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - nvml an
 
 
 def reasons(slowed_by: int) -> str:
-    """The reasons for a reduced clock with bits in `slowed_by`, in words; "" without any."""
+    """Return, as text, the reasons for a reduced clock whose bits are set in `slowed_by`; "" if there are none."""
     return ", ".join(dict.fromkeys(words for bit, words in CLOCK_EVENTS.items() if slowed_by & bit))

@@ -14,7 +14,7 @@ NOTHING = "{}: nothing works here, since Python has no {} here. On Windows, run 
 
 
 def first_line() -> str:
-    """A sentence on what works on this system; "" on Linux, where everything does."""
+    """Return a sentence on what works on this system; "" on Linux, where everything works."""
     system = platform.system()
     return "" if system == WORKS else ELSEWHERE.format(system)
 

@@ -1,8 +1,8 @@
-"""The clock of a device with queues: calls are launched behind a block, and their time on the device is read.
+"""The clock of a device with queues: it queues the calls behind a block, and measures their time on the device.
 
-The block is a spinning kernel, which must outlast the launches: if the event right behind it has already happened when
-the last call is queued, the calls are timed again behind a longer spin. A spin always ends, so nothing can hang.
-nvbench blocks with a kernel that waits for a flag in host memory, which torch does not offer.
+The block is a spinning kernel, which must run until all calls are queued. If the event right behind it has already
+happened by then, the calls are timed again behind a longer spin. A spin always ends, so nothing can hang. nvbench uses
+a kernel that waits for a flag in host memory, which torch does not offer.
 
 Source: https://github.com/NVIDIA/nvbench (a blocking kernel, cold measurements, a flush outside of the timed span).
 """
@@ -29,20 +29,20 @@ HEADROOM, LEAST_SPIN_S, LONGEST_SPIN_S, GROWTH = 1.5, 100e-6, 0.1, 4
 least GROWTH times as long as the last, up to LONGEST_SPIN_S."""
 FIRST_ISSUE_S = 50e-6  # initial guess of the host's seconds to issue a call
 MOST_QUEUED = 256
-"""Calls behind one block, fewer if the queue is full: a launch queue holds about 1024, and a call is several
-kernels."""
+"""Most calls behind one block: a launch queue has room for about 1024 kernels, and a call has several. If the queue is
+full, fewer calls are tried."""
 CONFIRMED = 2
-"""A longer spin must delay the host this many times in a row before a call counts as waiting for the device. A call
-must leave work on another stream in one more try than this before it is flagged."""
+"""Number of longer spins in a row that must delay the host before a call counts as waiting for the device. `inspect`
+flags a call for work on another stream if it leaves such work in CONFIRMED + 1 tries in a row."""
 LEFT_S, LEFT_SHARE = 20e-6, 0.25
 """A call leaves work on another stream if the device becomes idle later than the current stream: by more than LEFT_S
-plus twice the usual delay, and by more than LEFT_SHARE of the device time. After long calls a driver takes longer to
-report an idle device (seen on an H200, in calls over 8,192 tokens)."""
-NUM_READINGS = 9  # of each constant of the clock: the cycles per second, the cost of two events and the usual delay
-CALIBRATING_CYCLES = 2_000_000  # of the spin that measures the cycles per second
+plus twice the usual delay, and by more than LEFT_SHARE of the device time. The share is needed because a driver takes
+longer to report an idle device after long calls (on an H200, in calls over 8,192 tokens)."""
+NUM_READINGS = 9  # readings of each constant: the cycles per second, the cost of two events and the usual delay
+CALIBRATING_CYCLES = 2_000_000  # length of the spin that measures the cycles per second
 PRIMER_S = 30e-6
-"""Seconds of a spin before that of the block, so that the device is busy at the event between both; the time of the
-block then shows the frequency of the device's clock."""
+"""Seconds of a first spin before the block. The device is then busy at the event between the two, so that the time of
+the block shows the frequency of the device's clock."""
 
 
 @dataclass(kw_only=True)
@@ -58,17 +58,17 @@ class Known:
 class Span:
     """Times of some calls behind one block."""
 
-    device_s: float  # from the start of the first call to the end of the last on the current stream
-    issue_s: float  # in which the host issued all calls
+    device_s: float  # time from the start of the first call to the end of the last on the current stream
+    issue_s: float  # time that the host took to issue all calls
     is_hidden: bool  # the block outlasted the launches
-    left_s: float  # from the end of the work on the current stream to the end on all streams
+    left_s: float  # time from the end of the work on the current stream to the end on all streams
 
 
 class QueuedClock(Clock):
-    """Device time from the first kernel's start to the last one's end, less the cost of two events.
+    """A clock of device time, from the start of the first kernel to the end of the last, less the cost of two events.
 
-    On a device that cannot spin it includes pauses in which the device waits for the host, so that a short call seems
-    to take as long as its launches; the flags say so.
+    On a device that cannot spin, the time includes pauses in which the device waits for the host, so that a short call
+    seems to take as long as its launches; the flags report this.
     """
 
     def __init__(self, runtime: Any, host_s: Callable[[], float] = perf_counter) -> None:  # noqa: ANN401
@@ -90,7 +90,7 @@ class QueuedClock(Clock):
         return self._between_s(before=int(LEAST_SPIN_S * self.cycles_per_s)) if self.runtime.can_spin else 0.0
 
     def _between_s(self, *, before: int = 0, inside: int = 0) -> float:
-        """The median seconds between two events, with a spin of `before` cycles before and `inside` cycles between."""
+        """Return the median seconds between two events, with a spin of `before` cycles first and `inside` between."""
         taken: list[float] = []
         for _ in range(NUM_READINGS):
             start, end = self.runtime.event(), self.runtime.event()
@@ -105,17 +105,17 @@ class QueuedClock(Clock):
         return median(taken)
 
     def clock_hz(self) -> float:
-        """The frequency of the device's clock in the blocks since the last call of this function; 0 without blocks.
+        """Return the frequency of the device's clock in the blocks since this was last called; 0 without blocks.
 
         A spin lasts a fixed number of cycles, so the time between two events shows the frequency while the device
-        works. The driver may read it while the device idles.
+        works. A frequency from the driver may be that of an idle device.
         """
         cycles, spun_s = self._cycles, self._spun_s
         self._cycles, self._spun_s = 0, 0.0
         return cycles / spun_s if spun_s > 0 else 0.0
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Device and host time of the calls. With `flush`, each call finds empty caches and has a block of its own."""
+        """Time the calls on device and host. With `flush`, each call has empty caches and a block of its own."""
         known = self._known_of(call)
         device_s = issue_s = 0.0
         flags, left = Flag(0), num_calls
@@ -123,7 +123,7 @@ class QueuedClock(Clock):
             while left:
                 number = 1 if flush else min(left, known.most)
                 span = self._hidden(call, number, flush, known)
-                if span is None:  # fewer fit behind a block
+                if span is None:  # `known.most` is lower now: fewer calls fit
                     continue
                 left -= number
                 device_s, issue_s = device_s + span.device_s, issue_s + span.issue_s
@@ -137,7 +137,7 @@ class QueuedClock(Clock):
         return Reading(elapsed_s=device_s, host_s=issue_s, flags=flags)
 
     def inspect(self, call: Callable[[], object]) -> Flag:
-        """`Flag.other_stream` if a call leaves work on another stream in each of several tries; else no flag.
+        """Return `Flag.other_stream` if a call leaves work on another stream in each of several tries; else no flag.
 
         The call is made without a block: behind one, such work would end before the current stream's work begins.
         """
@@ -151,7 +151,7 @@ class QueuedClock(Clock):
     def _idle_s(self) -> float:
         """Seconds that the driver takes to report an idle device once the current stream is idle and nothing else runs.
 
-        Measured after real work: an H100's driver is then several times slower than on an idle device.
+        It is measured after a spin, because an H100's driver is several times slower after work than on an idle device.
         """
         return max(self._span(lambda: None, 1, None, LEAST_SPIN_S).left_s for _ in range(NUM_READINGS))
 
@@ -163,7 +163,7 @@ class QueuedClock(Clock):
     def _known_of(self, call: Callable[[], object]) -> Known:
         try:
             return self._known.setdefault(call, Known())
-        except TypeError:  # it has no weak references, or no hash
+        except TypeError:  # `call` has no weak references, or no hash
             return Known()
 
     def _hidden(
@@ -177,7 +177,7 @@ class QueuedClock(Clock):
         if known.waits:
             return self._span(call, number, flush, LEAST_SPIN_S)
         span, num_waits = self._span(call, number, flush, spin_s), 0
-        is_first = True  # its host time may include a compiler
+        is_first = True  # the host time of the first try may include compilation
         while not span.is_hidden and spin_s < LONGEST_SPIN_S:
             needed_s = 0.0 if is_first else LEAST_SPIN_S + HEADROOM * span.issue_s
             is_first = False
@@ -209,7 +209,7 @@ class QueuedClock(Clock):
             runtime.spin(int(PRIMER_S * self.cycles_per_s))
             before.record()
             runtime.spin(cycles)
-            is_busy = not before.query()  # without a pause between both spins
+            is_busy = not before.query()  # then there was no pause between the spins
         start.record()
         began_s = self.now()
         for _ in repeat(None, number):

@@ -30,8 +30,8 @@ NUMBERED = (
     (r"^(Torch-Compiled Region): .*$", r"\1"),
     (r"^(graph)_\d+(_kernel)$", r"\1\2"),  # from a template, such as flex_attention's on the CPU
 )
-"""Names of compiled graphs with digests and numbers, which differ between processes, and names without these."""
-LONGEST_KERNEL = 200  # stored letters of the name of a kernel with its template arguments
+"""Patterns of names with digests or numbers, which differ between processes, and their replacements without these."""
+LONGEST_KERNEL = 200  # characters; longer names of kernels, with template arguments, are truncated
 MANY_NAMES = 4096  # size of name caches: a loop over tokens has a hundred thousand events with few different names
 
 
@@ -57,12 +57,12 @@ class Kernel(NamedTuple):
 class Recording:
     """The profiler's record of one call."""
 
-    events: list[Any]  # of the profiler
+    events: list[Any]  # events of the profiler
     result: dict[int, int]  # bytes of the result's storages, by address
-    allocated: Footprint | None = None  # without the result, as an allocator counted; None: use the events
+    allocated: Footprint | None = None  # the allocator's count, without `result_bytes`; None: use the events
 
     def footprint(self, given: Iterable[Tensor] = ()) -> Footprint:
-        """The call's memory; storages that the result shares with the inputs `given` do not count."""
+        """Return the call's memory; storages that the result shares with the inputs `given` do not count as result."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in given}
         result_bytes = sum(size for place, size in self.result.items() if place not in inputs)
         if self.allocated is not None:
@@ -72,13 +72,13 @@ class Recording:
         return Footprint(peak_bytes=max(levels), kept_bytes=levels[-1], result_bytes=result_bytes)
 
     def operators(self) -> tuple[Operator, ...]:
-        """Sum up the calls of each operator, the one with the most self time first.
+        """Sum up the calls of each operator; sort the operators by self time, the longest first.
 
-        If the call launched kernels, an operator's time is that of its kernels. Kernels that no operator launched, but
-        an extension or Triton, are listed by their own names.
+        If the call launched kernels, an operator's time is that of its kernels. A kernel that an extension or Triton
+        launched, and no operator, is listed under its own name.
         """
         num_calls, self_ns = Counter[str](), Counter[str]()  # without the time of nested operators
-        running: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)  # ends and names by thread
+        running: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)  # ends and names of operators, by thread
         for event in sorted(filter(_is_operator, self.events), key=lambda event: (event.start_ns(), -event.end_ns())):
             name, start_ns, end_ns = plain_name(event.name()), event.start_ns(), event.end_ns()
             stack = running[event.start_thread_id()]
@@ -104,7 +104,7 @@ class Recording:
         return tuple(sorted(operators, key=lambda operator: (-operator.self_s, operator.name)))
 
     def kernels(self) -> list[Kernel]:
-        """Kernels and copies on devices other than the host, each with the operator that launched it."""
+        """Return the kernels and copies on devices other than the host, each with the operator that launched it."""
         from torch._C._autograd import DeviceType
 
         operators = {event.correlation_id(): event.name() for event in self.events if _is_operator(event)}
@@ -122,7 +122,7 @@ class Recording:
 
 @lru_cache(MANY_NAMES)
 def plain_name(name: str) -> str:
-    """An operator's name without digests and numbers of compiled graphs."""
+    """Return an operator's name without the digests and numbers of compiled graphs."""
     for pattern, kept in NUMBERED:
         name = re.sub(pattern, kept, name)
     return name
@@ -130,13 +130,13 @@ def plain_name(name: str) -> str:
 
 @lru_cache(MANY_NAMES)
 def plain_kernel(name: str) -> str:
-    """A kernel's name without return type, parameters and parts that differ between processes."""
+    """Return a kernel's name without return type, parameters and parts that differ between processes."""
     bare = re.sub(r"_object_at_.*", "", name.removeprefix("void "))
     return bare.replace("(anonymous namespace)::", "").partition("(")[0][:LONGEST_KERNEL]
 
 
 def busy_s(kernels: Iterable[Kernel]) -> float:
-    """Seconds with at least one running kernel; overlapping ones count once."""
+    """Return the seconds in which at least one kernel ran; overlapping kernels count once."""
     total_ns = end_ns = 0
     for kernel in sorted(kernels, key=lambda kernel: kernel.start_ns):
         last_ns = kernel.start_ns + kernel.duration_ns
@@ -146,7 +146,7 @@ def busy_s(kernels: Iterable[Kernel]) -> float:
 
 
 def _is_operator(event: Any) -> bool:  # noqa: ANN401 - the profiler's
-    """Whether an event is an operator on the host, and not a driver call that is linked to one."""
+    """Return whether an event is an operator on the host, and not a driver call that is linked to an operator."""
     from torch._C._autograd import DeviceType
 
     if event.device_type() != DeviceType.CPU or event.linked_correlation_id():
@@ -159,7 +159,7 @@ def record(
 ) -> Recording:
     """Make one call under the profiler with these `activities`; `finish` is called while the result is alive.
 
-    Avoids torch.profiler, which imports the compiler and so takes a second.
+    This avoids torch.profiler, which imports the compiler and so takes a second.
 
     Raises:
         Exception: any exception of the call.

@@ -13,7 +13,7 @@ Waits = dict[str, float]
 
 
 def waits(process: int | str = "self") -> Waits:
-    """The waits of a process, by default of this one; empty if the process has ended, or the system is not Linux.
+    """Return the waits of a process, by default this one; empty if it has ended, or the system is not Linux.
 
     Source: the second number of schedstat, https://docs.kernel.org/scheduler/sched-stats.html.
     """
@@ -26,7 +26,7 @@ def waits(process: int | str = "self") -> Waits:
 
 
 def longest_wait_s(before: Waits, after: Waits) -> float:
-    """Seconds of the longest wait of a thread between two readings.
+    """Return the seconds of the longest wait of a thread between two readings.
 
     Waits are not added up, because the threads of a call wait at the same time.
     """
@@ -34,9 +34,9 @@ def longest_wait_s(before: Waits, after: Waits) -> float:
 
 
 def wait_for_idle_threads(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
-    """Wait up to `limit_s` seconds until this process's threads sleep; they spin after work, on cores that others need.
+    """Wait up to `limit_s` seconds until this process's threads sleep.
 
-    `step_s` is the time between two looks, in seconds.
+    After work they spin for a while, on cores that other processes need. They are checked every `step_s` seconds.
     """
     for _ in range(int(limit_s / step_s)):
         before_s = time.process_time()

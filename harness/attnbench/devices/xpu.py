@@ -18,15 +18,15 @@ class Xpu(Accelerator):
     )
 
     def seems_present(self) -> bool:
-        """False: users must name the device, because it cannot be detected without torch."""
+        """Return False: users must name the device, because it cannot be detected without torch."""
         return False
 
     def facts(self) -> Facts:
-        """The device's name."""
+        """Return the device's name."""
         return Facts(accelerator=self.module.get_device_name(self.name) if self.module.is_available() else "")
 
     def cache_bytes(self) -> int:
-        """An assumed size of the second-level cache in bytes, since torch does not report it.
+        """Return an assumed size of the second-level cache in bytes, since torch does not report it.
 
         It exceeds the 204 MB of each half of Intel's Max 1550, which torch shows as two devices.
         """

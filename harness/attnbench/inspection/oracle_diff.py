@@ -1,11 +1,12 @@
-"""An inspection: walk a sentence through the textbook form, and compare an implementation with it, step by step.
+"""An inspection: compute the textbook form on a sentence, and compare an implementation with it, step by step.
 
-Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
-key and value at every position.
+Each word becomes a random vector, drawn from the seed and the word, so it is the same in every sentence. No position is
+added, so that a word has the same query, key and value at every position.
 
-Only steps that are visible from outside are compared. Each step gets the oracle's results of the steps before, so that
-a mistake shows in its own step; the output is the whole module's. An implementation's weights are read from its context
-for unit vectors as values, since attention is linear in its values. Shapes as in the contract, with B=1 and S=T.
+Only steps that are visible from outside are compared. The inputs of a step are the oracle's results of earlier steps,
+so that a mistake shows in its own step; only the output is that of the whole module. The weights of an implementation
+are its context if the values are unit vectors, because attention is linear in its values. Shapes are as in
+contract/__init__.py, with B=1 and S=T.
 """
 
 import contextlib
@@ -54,13 +55,13 @@ MOST_WORDS, MOST_HEADS, LARGEST_WIDTH = 24, 8, 1024
 
 
 def shape_of(letters: str, shape: tuple[int, ...]) -> str:
-    """A shape with a letter for each axis: "(B=1, H=2, T=5, K=4)"."""
+    """Format a shape with a letter for each axis: "(B=1, H=2, T=5, K=4)"."""
     return f"({', '.join(f'{letter}={size}' for letter, size in zip(letters, shape, strict=True))})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walkthrough:
-    """One sentence through all steps."""
+    """One sentence, and the results of all steps of the textbook form on it."""
 
     words: tuple[str, ...]
     workload: Workload
@@ -73,11 +74,11 @@ class Walkthrough:
         return [sanitize_line(word, limit=WORD_LEN) or "?" for word in self.words]
 
     def sentence(self, limit: int = 0) -> str:
-        """The words on one line of at most `limit` characters; 0: no limit."""
+        """Join the words into one line of at most `limit` characters; 0: no limit."""
         return sanitize_line(" ".join(self.words), limit)
 
     def shape(self, name: str) -> str:
-        """The shape of a step's result, as `shape_of` formats it."""
+        """Return the shape of a step's result, as `shape_of` formats it."""
         return shape_of(LETTERS[name], self.steps[name].shape)
 
 
@@ -85,7 +86,7 @@ def words_of(sentence: str) -> tuple[str, ...]:
     """Split a sentence into words at white space.
 
     Raises:
-        ValueError: it has no words or too many.
+        ValueError: the sentence has no words or too many.
     """
     words = tuple(sentence.split())
     if not words:
@@ -96,7 +97,7 @@ def words_of(sentence: str) -> tuple[str, ...]:
 
 
 def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workload:
-    """A sentence of `num_words` words as a workload of scope `module`, with settings such as "num_heads=2".
+    """Create the workload, of scope `module`, for a sentence of `num_words` words, with settings such as "num_heads=2".
 
     Raises:
         ValueError: an axis does not exist or cannot be set here, has several values, or a value is invalid or too
@@ -119,9 +120,9 @@ def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workl
 
 
 def inputs_of(words: Sequence[str], point: Workload) -> Inputs:
-    """Tensor x (B=1, T, D) and the canonical weights in float64, with values that float32 holds exactly.
+    """Draw tensor x (B=1, T, D) and the canonical weights in float64, with values that are exact in float32, too.
 
-    Each word becomes a standard normal vector that depends only on the seed and the word.
+    Each word becomes a vector of standard normal numbers, which depends only on the seed and the word.
     """
     rows = []
     for word in words:
@@ -150,7 +151,7 @@ class _Trouble(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The results of one step by an implementation and by the oracle, in the shape that LETTERS gives."""
+    """The results of one step by an implementation and by the oracle, with the axes in LETTERS."""
 
     name: str  # a key of LETTERS
     oracle: Numbers
@@ -167,7 +168,7 @@ class Comparison:
         return "projection" if self.name in PROJECTED else self.name
 
     def where(self, words: tuple[str, ...]) -> str:
-        """`place` in words, such as "head 1, query 'flies', key 'time'"; "" if there is none."""
+        """Describe `place` in words, such as "head 1, query 'flies', key 'time'"; return "" if it is None."""
         if self.place is None:
             return ""
         letters = LETTERS[self.name]
@@ -184,14 +185,14 @@ class Comparison:
         return ", ".join(parts)
 
     def values_there(self) -> tuple[float, float] | None:
-        """The implementation's and the oracle's value at `place`; None if there is nothing to compare."""
+        """Return the implementation's and the oracle's value at `place`; None if there is nothing to compare."""
         if self.actual is None or self.place is None:
             return None
         return float(self.actual[self.place]), float(self.oracle[self.place])
 
 
 def compared(tolerance: Tolerance, result: object) -> Comparison:
-    """Compare the result of foreign code, which may be of any type, with the oracle's."""
+    """Compare the result of foreign code, which may be of any type, with the oracle's result."""
     right, letters = tolerance.expected, LETTERS[tolerance.name]
     blank = Comparison(name=tolerance.name, oracle=right.numpy(), tolerance=tolerance.largest)
     if isinstance(result, _Trouble):
@@ -250,7 +251,7 @@ def inspect_implementation(name: str, sentence: str = DEFAULT, settings: Sequenc
 
 
 def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspection:
-    """Compare an implementation with the oracle on a sentence; a string is the reason why it cannot be loaded."""
+    """Compare an implementation with the oracle on a sentence; a string in its place is why it cannot be loaded."""
     workload, inputs = walk.workload, walk.inputs
     limits, rows, narrow = limits_of(workload, inputs), torch.arange(workload.seq_len), inputs.map(torch.Tensor.float)
     honest = [oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS]  # (B, T, D) each
@@ -287,11 +288,11 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspecti
 
 
 Limits = Callable[..., Tolerance]
-"""A step's name, its right result and those of textbook forms in float32 -> the step's tolerance."""
+"""Function of a step's name, its right result, and results of textbook forms in float32; returns a tolerance."""
 
 
 def limits_of(workload: Workload, inputs: Inputs) -> Limits:
-    """The function that gives the tolerance of each step on one sentence, as in a check in float32."""
+    """Return a function that computes the tolerance of each step on one sentence, as in a check in float32."""
     bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
     num_roundings = roundings(workload, "output", bound)
 
@@ -313,7 +314,7 @@ def _projections(module: Attention, limits: Limits, inputs: Inputs, x: Tensor) -
 
 
 def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
-    """The module's weights for the oracle's query and key, then its context."""
+    """Compare the module's weights, then its context; both are computed from the oracle's query, key and value."""
     inputs, x = walk.inputs, walk.inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
     rows = oracle.row_mask(walk.workload, torch.arange(walk.workload.seq_len), inputs=inputs.tensors)
@@ -339,7 +340,7 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
 
 
 def _try(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
-    """The value of `call`, or its error in words after `what`; exceptions in `passing` are raised unchanged.
+    """Return the value of `call`, or its error in words after `what`; raise exceptions in `passing` unchanged.
 
     The call records no autograd graph, and its prints go to stderr.
     """

@@ -21,7 +21,7 @@ from attnbench.units import MISSING, sanitize_line, text_lines
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
 SMALLEST_PLAIN, LARGEST_PLAIN = 1e-3, 1e5
-"""If a table's largest number is below the first, or not below the second, all its numbers have an exponent."""
+"""The numbers of a table have exponents if the largest is below SMALLEST_PLAIN, or not below LARGEST_PLAIN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,14 @@ class Table:
     """A table of texts with headings."""
 
     title: str = ""
-    headings: Sequence[str]  # of all columns, that of the row headings included
+    headings: Sequence[str]  # of all columns, including the column of row headings
     rows: Sequence[Sequence[str]]  # each starts with its heading
     marked: tuple[int, int] | None = None  # row and column, without headings, of the most important cell
-    is_prose: bool = False  # cells hold words, aligned to the left
-    shades: Sequence[Sequence[float]] = ()  # for each cell without the headings, from 0 to 1; empty: none
+    is_prose: bool = False  # cells contain words, aligned to the left
+    shades: Sequence[Sequence[float]] = ()  # of each cell except headings, from 0 to 1; empty: no cell is shaded
 
     def lines(self, width: int) -> list[str]:
-        """The table as lines for a terminal of `width` columns, with the marked cell in brackets."""
+        """Format the table as lines for a terminal of `width` columns, with the marked cell in brackets."""
         rows = [list(row) for row in self.rows]
         if self.marked is not None:
             row, column = self.marked
@@ -46,7 +46,7 @@ class Table:
 
 
 def formatted(values: Numbers) -> list[list[str]]:
-    """Format numbers (R, C) alike: with three digits for the largest, but at most four decimals, or with exponents.
+    """Format numbers (R, C) in one format: three digits for the largest and at most four decimals, or exponents.
 
     An exact 0 is "0".
     """
@@ -68,8 +68,8 @@ def value_table(
 ) -> Table:
     """Format a matrix (T, columns) with a row for each of the words `labels`.
 
-    If `letters` ends with S, each column is a word, too: a key. Such values are shaded if all are from 0 to 1, as
-    weights are. `marked` is a row and a column.
+    If `letters`, the axes of the values, end with S, each column is also a word: a key. Then the table is shaded if all
+    values are between 0 and 1, as weights are. `marked` is the row and column of the most important cell.
     """
     is_of_keys = letters.endswith("S")
     headings = ["query", *labels] if is_of_keys else ["word", *map(str, range(values.shape[1]))]
@@ -79,7 +79,7 @@ def value_table(
 
 
 def step_tables(walk: Walkthrough, name: str) -> list[Table]:
-    """The tables of a step's result: one for each head, or a single one without heads."""
+    """Create the tables of a step's result: one for each head, or a single table if the result has no heads."""
     letters, values = LETTERS[name], walk.steps[name]
     kind = {"H": "head", "G": "head" if walk.workload.num_heads == walk.workload.num_kv_heads else "key/value head"}
     return [
@@ -89,9 +89,9 @@ def step_tables(walk: Walkthrough, name: str) -> list[Table]:
 
 
 def difference_tables(comparison: Comparison | None, labels: Sequence[str], name: str) -> list[Table]:
-    """Tables of one result of the implementation `name` and of the oracle, in the head of `comparison.place`.
+    """Create tables of one result of the implementation `name` and of the oracle, in the head of `comparison.place`.
 
-    Empty if there is nothing to compare.
+    The list is empty if there is nothing to compare.
     """
     if comparison is None or comparison.actual is None or comparison.place is None:
         return []
@@ -104,7 +104,7 @@ def difference_tables(comparison: Comparison | None, labels: Sequence[str], name
 
 
 def comparison_table(inspection: Inspection) -> Table:
-    """One row for each compared step."""
+    """Create a table with one row for each compared step."""
     rows = []
     for each in inspection.comparisons:
         values = [f"{value:.4g}" for value in each.values_there() or ()] or [MISSING, MISSING]
@@ -117,7 +117,7 @@ def comparison_table(inspection: Inspection) -> Table:
 
 
 def first_difference(inspection: Inspection) -> str:
-    """The first step that differs, with its difference, in words; "" if none does."""
+    """Describe the first step that differs, and its difference; return "" if no step differs."""
     if (first := inspection.first) is None:
         return ""
     name = first.step if first.name == first.step else f"{first.step} ({first.name})"
@@ -129,14 +129,14 @@ def first_difference(inspection: Inspection) -> str:
 
 
 def agreement(inspection: Inspection) -> str:
-    """The conclusion if no step differs."""
+    """Return the sentence that concludes an inspection in which no step differs."""
     if not inspection.comparisons:
         return f"{inspection.implementation} was not compared: {inspection.unseen}"
     return f"{inspection.implementation} agrees with the oracle in every step that can be seen."
 
 
 def facts(inspection: Inspection, files: Sequence[Path]) -> dict[str, object]:
-    """The comparison of each step as fields of JSON, numbers as strings, with the paths of the written files."""
+    """Return the comparison of each step as fields of JSON, with numbers as strings, and the paths of written files."""
     table = comparison_table(inspection)
     return {
         "implementation": inspection.implementation,

@@ -4,9 +4,9 @@ A kernel that splits the keys among its threads by the sizes of the call sums in
 served model then answers differently under another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
 LLM Inference", https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/
 
-The expected output is that of causal attention on one sequence alone, all queries in one call; for a decoding batch it
-is that of decoding each sequence alone. A batch of requests has laws of its own: the expected output is that of one
-call on the whole batch. Shapes as in the contract; N is the largest batch.
+The expected output is that of causal attention on one sequence alone, with all queries in one call. For a batch that
+decodes, it is that of decoding each sequence alone. A batch of requests has laws of its own: the expected output is
+that of one call on the whole batch. Letters of shapes are those of the contract; N is the largest batch size.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,17 +28,17 @@ from attnbench.workloads.workload import Workload
 
 BATCHES = (2, 3, 8)  # batch sizes that `batched` tries
 PADDED_BY = (1, 17, 64, 300)  # numbers of hidden keys that `padded` appends
-FIRST = slice(0, 1)  # the first sequence alone
+FIRST = slice(0, 1)  # selects the first sequence alone
 EXAMPLE: dict[str, Any] = {"batch": "q20kv90_q1kv4100_2q1kv700_q1kv33_q7", "page_size": 16, "mask": "none"}
 EXAMPLE |= {"rotary": "none", "world_size": 1}
-"""Axes of a batch of requests, for functions that read pages and are given no batch. Kernels split long requests."""
+"""Axes of the batch of requests for functions that read pages, if the user gives none. Kernels split long requests."""
 FEWEST_REQUESTS = 2
-LARGE_PAGES = {"page_size": 256}  # for functions that take no small ones
+LARGE_PAGES = {"page_size": 256}  # for functions that do not support small pages
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation at a shape: H, G, K, V, S, dtype, device, scale and sinks of a workload."""
+    """An implementation at a shape: a workload of which H, G, K, V, S, dtype, device, scale and sinks count."""
 
     implementation: Implementation
     shape: Workload
@@ -46,21 +46,21 @@ class Subject:
 
     @cached_property
     def drawn(self) -> Inputs:
-        """Inputs of N sequences, in the shape's dtype and on its device, with keys for all paddings."""
+        """Inputs of N sequences, in the shape's dtype and on its device, with enough keys for the longest padding."""
         where, dtype = device(self.shape.device).torch_device, TORCH_DTYPES[self.shape.dtype]
         asked = self.at(batch_size=max(BATCHES), seq_len=self.shape.kv_len, mask="causal")
         longest = msgspec.structs.replace(asked, kv_len=self.shape.kv_len + max(PADDED_BY))
         return draw_normal(longest, self.seed).map(lambda tensor: tensor.to(where, dtype))
 
     def at(self, **axes: object) -> Workload:
-        """The shape as a workload with these axes; the default batch size is 1."""
+        """Return the shape with these axes changed; the batch size is 1 unless it is given."""
         return msgspec.structs.replace(self.shape, **({"batch_size": 1} | axes))
 
     def answer(self, workload: Workload, *, rows: slice, queries: slice) -> Tensor:
-        """The output (B, H, T, V) of a workload on some sequences (`rows`) and queries, with the first S keys.
+        """Return the output (B, H, T, V) of a workload on the sequences `rows`, their `queries` and their first S keys.
 
         Raises:
-            UntriedError: the implementation does not support it.
+            UntriedError: the implementation does not support the workload.
         """
         if reason := reason_against(self.implementation, workload):
             raise UntriedError(reason)
@@ -79,19 +79,19 @@ class Subject:
             return case.output()
 
     def whole(self, rows: slice = FIRST, **axes: object) -> Tensor:
-        """The output (B, H, S, V) of one causal call on the sequences `rows`; `axes` replace those of the shape."""
+        """Return the output (B, H, S, V) of a causal call on the sequences `rows`; `axes` replace axes of the shape."""
         length = self.shape.kv_len
         asked = self.at(**({"seq_len": length, "kv_len": length, "mask": "causal"} | axes))
         return self.answer(asked, rows=rows, queries=slice(0, length))
 
     @cached_property
     def alone(self) -> list[Tensor]:
-        """The N expected outputs, each (H, S, V): one sequence alone, all queries in one causal call."""
+        """The N expected outputs, each (H, S, V), of a causal call on one sequence alone with all queries."""
         return [self.whole(slice(row, row + 1))[0] for row in range(max(BATCHES))]
 
 
 class UntriedError(Exception):
-    """The implementation does not support a case of a law."""
+    """Error: the implementation does not support a case of a law."""
 
 
 Comparison = tuple[str, Tensor, Tensor]
@@ -99,13 +99,13 @@ Comparison = tuple[str, Tensor, Tensor]
 
 
 def repeated(subject: Subject) -> Iterator[Comparison]:
-    """Repeat one call."""
+    """Compare repetitions of one call."""
     for number in (2, 3):
         yield f"call {number}", subject.whole(), subject.alone[0][None]
 
 
 def batched(subject: Subject) -> Iterator[Comparison]:
-    """More sequences in the call: prefill with all queries, and decoding of the last query."""
+    """Compare calls on more sequences: prefill with all queries, and decoding of the last query."""
     length = subject.shape.kv_len
     for batch in BATCHES:
         right = torch.stack(subject.alone[:batch])
@@ -120,14 +120,14 @@ def batched(subject: Subject) -> Iterator[Comparison]:
 
 
 def padded(subject: Subject) -> Iterator[Comparison]:
-    """More keys in the call, hidden from every query."""
+    """Compare calls with more keys, which are hidden from every query."""
     for more in PADDED_BY:
         made = subject.whole(kv_len=subject.shape.kv_len + more)
         yield f"{more} hidden keys appended", made, subject.alone[0][None]
 
 
 def ragged(subject: Subject) -> Iterator[Comparison]:
-    """Decoding of sequences with different lengths in one call, each compared with decoding of that sequence alone."""
+    """Compare decoding of sequences with different lengths in one call with decoding of each sequence alone."""
     length = subject.shape.kv_len
     lengths = [length, length - length // 3, length // 2]
     lengths = [max(1, each) for each in lengths]
@@ -140,7 +140,7 @@ def ragged(subject: Subject) -> Iterator[Comparison]:
 
 
 def in_chunks(subject: Subject) -> Iterator[Comparison]:
-    """Only the last queries in the call: a chunk of a prefill, down to decoding of one query."""
+    """Compare calls on the last queries only: chunks of a prefill, down to decoding of one query."""
     length = subject.shape.kv_len
     for number in sorted({length // 2, 17, 2, 1} & set(range(1, length)), reverse=True):
         mask = "causal_bottom_right" if number > 1 else "none"
@@ -151,7 +151,11 @@ def in_chunks(subject: Subject) -> Iterator[Comparison]:
 
 
 def fewer_heads(subject: Subject) -> Iterator[Comparison]:
-    """Only half of the heads in the call, as in a model that is split over two devices."""
+    """Compare a call on half of the heads, as in a model that is split over two devices.
+
+    Raises:
+        UntriedError: there is one key/value head.
+    """
     groups = subject.shape.num_kv_heads
     if groups == 1:
         raise UntriedError("there is only one key/value head")
@@ -163,7 +167,7 @@ def fewer_heads(subject: Subject) -> Iterator[Comparison]:
 
 @dataclass(frozen=True)
 class Batch:
-    """An implementation at a batch of requests, as `Subject`."""
+    """An implementation at a batch of requests: the counterpart of `Subject` for LAWS_OF_REQUESTS."""
 
     implementation: Implementation
     workload: Workload
@@ -176,16 +180,18 @@ class Batch:
 
     @cached_property
     def places(self) -> list[tuple[Request, Tensor, Tensor]]:
-        """Each request with the indices of its t queries (t,) and of its s keys (s,)."""
+        """Each request with the indices of its t queries, a tensor (t,), and of its s keys, a tensor (s,)."""
         news, totals = map(list, zip(*self.workload.requests, strict=True))
         queries, keys = (torch.arange(sum(sizes)).split(sizes) for sizes in (news, totals))
         return [*zip(self.workload.requests, queries, keys, strict=True)]
 
     def answer(self, chosen: list[int], form: str = "") -> Tensor:
-        """The output (1, H, T, V) of a call on the requests with these indices, in that order; `form` as in `Cache`.
+        """Return the output (1, H, T, V) of a call on the requests with the indices `chosen`, in their order.
+
+        `form` replaces the form of the cache (`Cache` in workloads/batch.py).
 
         Raises:
-            UntriedError: the implementation does not support it.
+            UntriedError: the implementation does not support the batch.
         """
         some = (self.places[index] for index in chosen)
         requests, *indices = zip(*some, strict=True)
@@ -206,27 +212,27 @@ class Batch:
 
     @cached_property
     def whole(self) -> Tensor:
-        """The output of the whole batch, (1, H, T, V)."""
+        """The output (1, H, T, V) of a call on the whole batch."""
         return self.answer([*range(len(self.places))])
 
     def right(self, chosen: list[int]) -> Tensor:
-        """The expected output of a call on the requests with these indices: (1, H, T, V)."""
+        """Return the expected output (1, H, T, V) of a call on the requests with the indices `chosen`."""
         queries = torch.cat([self.places[index][1] for index in chosen])
         return self.whole[:, :, queries.to(self.whole.device)]
 
 
 def requests_repeated(batch: Batch) -> Iterator[Comparison]:
-    """Repeat the call of the whole batch."""
+    """Compare repetitions of the call on the whole batch."""
     every = [*range(len(batch.places))]
     for number in (2, 3):
         yield f"call {number}", batch.answer(every), batch.whole
 
 
 def requests_alone(batch: Batch) -> Iterator[Comparison]:
-    """Each distinct request alone.
+    """Compare calls on each distinct request alone.
 
     Raises:
-        UntriedError: it has no neighbours.
+        UntriedError: the batch has one request.
     """
     if len(batch.places) < FEWEST_REQUESTS:
         raise UntriedError("the batch has one request")
@@ -236,10 +242,10 @@ def requests_alone(batch: Batch) -> Iterator[Comparison]:
 
 
 def requests_reordered(batch: Batch) -> Iterator[Comparison]:
-    """The same requests in reverse order, and the first half of them.
+    """Compare calls on the requests in reverse order, and on the first half of them.
 
     Raises:
-        UntriedError: there is one request.
+        UntriedError: the batch has one request.
     """
     if len(batch.places) < FEWEST_REQUESTS:
         raise UntriedError("the batch has one request")
@@ -251,7 +257,7 @@ def requests_reordered(batch: Batch) -> Iterator[Comparison]:
 
 
 def pages_moved(batch: Batch) -> Iterator[Comparison]:
-    """The same pages elsewhere in the pool.
+    """Compare a call with the pages at other places of the pool.
 
     Raises:
         UntriedError: the implementation gets no pages.
@@ -268,7 +274,7 @@ LAWS_OF_REQUESTS: dict[str, Callable[[Batch], Iterator[Comparison]]] = {
     "order of requests": requests_reordered,
     "place of pages": pages_moved,
 }
-"""The function of each law for a batch of requests, as in LAWS."""
+"""The function of each law for a batch of requests, by the law's name: it varies the call and yields comparisons."""
 LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "run to run": repeated,
     "batch size": batched,
@@ -277,11 +283,14 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "prefill, chunks, decode": in_chunks,
     "heads": fewer_heads,
 }
-"""The function of each law, by the law's name: it varies the call and yields comparisons."""
+"""The function of each law for other shapes, by the law's name."""
 
 
 def example(implementation: Implementation, shape: Workload) -> Workload:
-    """The shape, or for a function that reads pages and is given none, EXAMPLE at its heads, widths and dtype."""
+    """Return the shape or, if the implementation reads pages and the shape has no batch of requests, a batch.
+
+    The batch is EXAMPLE with the heads, widths and dtype of the shape.
+    """
     if implementation.takes_batches != "pages" or shape.requests:
         return shape
     batch = shape.with_axes(EXAMPLE)
@@ -292,7 +301,7 @@ def example(implementation: Implementation, shape: Workload) -> Workload:
 def tried(
     implementation: Implementation, workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Iterator[LawTried]:
-    """Test each law up to its first difference, and yield the result; an exception of the implementation breaks it.
+    """Test each law up to its first difference, and yield the result. An exception of the implementation breaks a law.
 
     `on_step` is called before each comparison.
     """

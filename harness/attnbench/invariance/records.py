@@ -9,13 +9,13 @@ class LawTried(msgspec.Struct, frozen=True, kw_only=True):
     """The result of testing one law."""
 
     law: str
-    num_tried: int = 0  # comparisons
+    num_tried: int = 0  # number of comparisons
     broken: str = ""  # the first violation, in words; "" if there is none
     reason: str = ""  # why the law could not be tried to its end; "" if it was
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, tag="certificate"):
-    """The laws of one implementation at one shape; `failed` says why nothing could be tried, or is ""."""
+    """The results of all laws for one implementation at one shape. `failed` says why nothing was tried, or is ""."""
 
     implementation: str
     workload: Workload

@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # metrics can be listed without torch
 class Metric:
     """A measured property of a cell, with its unit; smaller is better.
 
-    `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. It is None for
-    the latency, which comes from interleaved blocks, and for first calls, which fresh processes time; it returns None
-    if nothing can be read. `fits` selects the workloads that have the metric, and `note` explains a value in words, or
-    is "". `is_column` adds it to tables.
+    `measure` reads the metric of a case in a pass of its own after the check; it returns None if nothing can be read.
+    `measure` itself is None for the latency, which comes from interleaved blocks, and for first calls, which fresh
+    processes time. `fits` says whether a workload has the metric. `note` explains a value in words, or returns "".
+    `is_column` adds the metric to tables.
     """
 
     unit: str

@@ -1,7 +1,7 @@
 """Metrics of calls: time, memory beyond inputs and mask, memory that calls keep, and the harness's work around a call.
 
-Memory is exact on the CPU, from the profiler's memory events. All memory metrics are read from one recorded call
-(devices/recording.py).
+Memory comes from recorded calls (devices/recording.py). On the CPU it is exact, as the profiler records every
+allocation. Memory outside of torch's allocator comes from the driver.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:  # metrics can be listed without torch
     from attnbench.workloads.workload import Workload
 
 OUTSIDE_SHARE = 0.1  # share of the peak above which memory outside of torch's allocator gets a note
-NUM_REPEATS = 5  # readings of the harness's work outside of a call
+NUM_REPEATS = 5  # number of times that the harness's work outside of a call is timed
 FIRST, MORE = 3, 4  # number of first calls, which may fill caches, and of calls after them
 CHANGE = 1 - 2**-4  # factor by which inputs change from each call to the next, so that a cache of answers never hits
 
 
 def is_off_the_host(workload: Workload) -> bool:
-    """Whether the workload's device has its own memory, for which torch has a caching allocator."""
+    """Return whether the device of a workload has its own memory, for which torch has a caching allocator."""
     return not device(workload.device).is_host
 
 
 def left_out(case: Case) -> str:
-    """A note on memory outside of torch's allocator, if it exceeds OUTSIDE_SHARE of the peak memory; else ""."""
+    """Return a note on memory outside of torch's allocator, if it exceeds OUTSIDE_SHARE of the peak memory; else ""."""
     if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
         return ""
     taken = show(case.outside_bytes, "bytes")
@@ -45,10 +45,10 @@ def left_out(case: Case) -> str:
 
 
 def outside_s(case: Case) -> float:
-    """The median seconds of the harness's work outside of a call, which are never part of the call's time.
+    """Time the harness's work outside of a call, which is never part of the call's time; return the median seconds.
 
     This work repeats grouped heads, makes additive masks, adds sinks and moves axes (contract/outside.py). Returns 0 if
-    there is none.
+    a call needs no such work.
     """
     bind = getattr(case.module, "bind", None)
     if bind is None:
@@ -64,16 +64,16 @@ def outside_s(case: Case) -> float:
 class Kept(NamedTuple):
     """Bytes that are still allocated after all results are gone, such as lists of outputs, caches and graphs.
 
-    Masks and tables of the first calls are kept once; memory that grows with each call eventually runs out.
+    First calls may keep masks and tables once. If each call keeps more, memory eventually runs out.
     """
 
-    once_bytes: float  # of the FIRST calls together, less `each_bytes` for each of them
+    once_bytes: float  # of the FIRST calls together, minus `each_bytes` for each of them
     each_bytes: float  # of each further call
     output_bytes: int  # the size of an output, for comparison
 
 
 def measure_kept(case: Case) -> Kept:
-    """Measure the memory that calls of a case keep; restores the inputs at the end."""
+    """Measure the memory that calls of a case keep. The calls change the inputs, which are restored at the end."""
     inputs = {tensor.untyped_storage().data_ptr(): tensor.detach() for tensor in case.tensors.values()}
     numbers = [tensor.new_empty(0).set_(tensor.untyped_storage()) for tensor in inputs.values()]  # hidden from autograd
     before = [each.clone() for each in numbers]
@@ -90,7 +90,7 @@ def measure_kept(case: Case) -> Kept:
 
 
 def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], num_calls: int) -> int:
-    """Bytes that `num_calls` calls keep together, each on other inputs."""
+    """Measure the bytes that `num_calls` calls keep together; each call has other inputs."""
 
     def repeat() -> None:
         for _ in range(num_calls):
@@ -104,7 +104,7 @@ def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], n
 
 
 def growth(kept: Kept, workload: Workload) -> str:
-    """Describe the memory that each call keeps, and guess the content from the size; "" if it keeps none."""
+    """Describe the memory that each call keeps, and guess from its size what it is; "" if a call keeps none."""
     if not kept.each_bytes:
         return ""
     likely = {"as much as its output": kept.output_bytes, "as much as all its scores": score_matrix_bytes(workload)}
@@ -113,7 +113,7 @@ def growth(kept: Kept, workload: Workload) -> str:
 
 
 def kept_by(case: Case) -> Kept:
-    """The memory that calls of a case keep, measured once for each case."""
+    """Return the memory that calls of a case keep; it is measured only once for each case."""
     kept: Kept = vars(case).get("kept") or vars(case).setdefault("kept", measure_kept(case))
     return kept
 
@@ -162,14 +162,14 @@ METRIC = {
         note=left_out,
     ),
     # Memory in use after a forward call, without the output; 0 in inference, which records no graph. Hooks on saved
-    # tensors would not do: they count inputs, count a tensor once for each operator that saves it, and miss memory that
-    # a custom function keeps. A saved output, as in flash kernels, counts as output.
+    # tensors would be wrong: they count inputs, count a tensor once for each operator that saves it, and miss memory
+    # that a custom function keeps. A saved output, as in flash kernels, counts as output.
     "saved_memory": Metric(
         unit="bytes",
         summary="memory that a forward call keeps for its backward pass",
         measure=lambda case: float(case.forward_footprint.kept_bytes - case.forward_footprint.result_bytes),
     ),
-    # The largest possible saving: inputs and results need their memory in any implementation.
+    # Only this memory can be saved, since inputs and results need the same memory in every implementation.
     "scratch_memory": Metric(
         unit="bytes",
         summary="peak memory of one call beyond its inputs and results",

@@ -1,4 +1,4 @@
-"""The energy of a call on a GPU, as its driver counts it."""
+"""The metric of energy: joules of a call on a GPU, from the counter of the GPU's driver."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:  # metrics can be listed without torch
     from attnbench.devices import Device
 
 LEAST_S, MOST_S = 3.0, 15.0
-"""Least and most seconds of calls. The driver renews its counter some ten times a second."""
-QUEUED_S = 0.02  # seconds of calls that are queued before the host waits, so that the device does not idle between two
+"""Least and most seconds of calls. The driver updates its counter about ten times a second."""
+QUEUED_S = 0.02  # seconds of calls that are queued before the host waits, so that the device is not idle between calls
 
 
 def measure(case: Case) -> float | None:
-    """Joules of one call, the mean over LEAST_S seconds of calls; None if the device has no counter.
+    """Measure the joules of one call, the mean over LEAST_S or more seconds of calls; None without a usable counter.
 
-    The counter is read where it changes. The whole device counts: what it uses when it is idle, and the work of others.
+    The interval begins and ends at a change of the counter. The counter is that of the whole device, so the joules
+    include its idle power and the work of others.
     """
     with case.grad_mode():
         return _of_calls(case.call(), case.device)

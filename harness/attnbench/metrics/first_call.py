@@ -1,4 +1,4 @@
-"""Metrics of first calls: building, compiling, planning. Fresh processes read them (processes/first_calls.py)."""
+"""Metrics of first calls, which build, compile and plan. Fresh processes time them (processes/first_calls.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attnbench.workloads.workload import Workload
 
 
 def is_one_process(workload: Workload) -> bool:
-    """Whether one process computes a call."""
+    """Return whether a single process computes a call of the workload."""
     return workload.world_size == 1
 
 

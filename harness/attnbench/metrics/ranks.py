@@ -1,7 +1,7 @@
-"""Metrics from the reports of the ranks of one call: bytes sent, time of the slowest rank, and imbalance.
+"""Metrics of a call over several ranks, from their reports: bytes sent, time of the slowest rank, and imbalance.
 
-Ranks count and time themselves (ranks/rank.py), from the moment all are ready until each has its part of the result;
-distributing the inputs and collecting the output are excluded.
+Each rank counts and times its own work (ranks/rank.py), from the moment when all ranks are ready until it has its part
+of the result. Distributing the inputs and collecting the output are excluded.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def has_ranks(workload: Workload) -> bool:
-    """Whether several ranks compute a call."""
+    """Return whether several ranks compute a call of the workload."""
     return workload.world_size > 1
 
 
 def passes(case: Case) -> list[list[Report]]:
-    """Run one call after a warm-up; return for each of its passes (forward, backward) one report per rank."""
+    """Run one call after a warm-up; for each of its passes (forward, backward), return one report per rank."""
     from attnbench.ranks.group import group_of
 
     group = group_of(case.workload.world_size, case.mask.device.type)
@@ -38,12 +38,12 @@ def passes(case: Case) -> list[list[Report]]:
 
 
 def bytes_sent(case: Case) -> float:
-    """Bytes that all ranks together send to others in one call."""
+    """Return the bytes that all ranks together send to other ranks in one call."""
     return float(sum(rank.bytes_sent for each in passes(case) for rank in each))
 
 
 def slowest_rank(case: Case) -> float:
-    """Seconds of the slowest rank of each pass, summed over the passes of one call."""
+    """Return the seconds of the slowest rank of each pass, summed over the passes of one call."""
 
     def slowest_s(reports: Sequence[Report]) -> float:
         return max(rank.call_s for rank in reports)
@@ -52,7 +52,7 @@ def slowest_rank(case: Case) -> float:
 
 
 def straggling(case: Case) -> float:
-    """Seconds by which a pass's busiest rank computes longer than its idlest, summed over the passes of one call."""
+    """Return the seconds by which the busiest rank computes longer than the idlest, summed over passes of one call."""
 
     def difference_s(reports: Sequence[Report]) -> float:
         busy_s = [rank.call_s - rank.waited_s for rank in reports]

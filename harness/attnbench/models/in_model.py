@@ -1,9 +1,9 @@
 """Attention inside a real model of the package transformers: checked layer by layer against float64, and timed.
 
 The model is built from a configuration with random weights. Its attention is replaced through the package's own
-interface (https://huggingface.co/docs/transformers/attention_interface). The reference is the same model in float64,
-with the textbook form of the oracle as its attention and every mask written out. The tolerance comes from the errors of
-two textbook forms in the model's dtype, as in the check of one call.
+interface (https://huggingface.co/docs/transformers/attention_interface). The reference is the same model in float64;
+its attention is the textbook form of the oracle, which gets every mask as a tensor. The tolerance comes from the errors
+of two textbook forms in the model's dtype, as in the check of one call.
 """
 
 import copy
@@ -45,17 +45,17 @@ class GivenMask(Mask):
     name = ""  # no name: users cannot select it as `mask`
 
     def __init__(self, visible: Tensor, sizes: tuple[int, int, int]) -> None:
-        """Take the mask (B or 1, T or 1, S), True where visible; `sizes` are B, T and S."""
+        """Expand the mask `visible` (B or 1, T or 1, S), True where visible, to `sizes`: B, T and S."""
         super().__init__()
         self.name = "given"
         self.visible = visible.expand(sizes).cpu().numpy()
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """The mask as booleans (B, T, S)."""
+        """Return the mask as booleans (B, T, S)."""
         return self.visible
 
     def span(self, batch: Any, query: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """None: visible keys need not be contiguous."""
+        """Return None, because the visible keys need not be contiguous."""
         return None
 
     def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
@@ -70,11 +70,11 @@ class GivenBias(Mask):
     changes_scores = is_learned = True
 
     def index(self, query: Any, key: Any, offset: int, key_len: int) -> tuple[Any, ...]:  # noqa: ANN401, ARG002 - see Mask
-        """The indices of query and key, unchanged."""
+        """Return the indices of query and key, broadcast against each other."""
         return (query + key * 0, key + query * 0)
 
     def looked_up(self, tables: Mapping[str, Any], places: tuple[Any, Any, Any], index: Any) -> Any:  # noqa: ANN401
-        """The bias for each batch row, head, query and key; a bias with one batch row or head is shared by all."""
+        """Return the bias of each batch row, head, query and key; a bias of one batch row or head is shared by all."""
         table, (row, head, _) = tables[BIAS], places
         return table[row * (table.shape[0] > 1), head * (table.shape[1] > 1), index[0], index[1]]
 
@@ -86,7 +86,7 @@ ASKING = {
     "a position bias": Workload(**PLAIN, mask="relative_buckets"),
     "a softcap": Workload(**PLAIN, mask="softcap(20)"),
 }
-"""For each feature of models, a small workload that needs it: to support the workload is to have the feature."""
+"""For each feature of models, a small workload that needs it; an implementation that supports it has the feature."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Call:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """B, T, S."""
+        """The sizes B, T and S."""
         return self.query.shape[0], self.query.shape[2], self.key.shape[2]
 
     @property
@@ -152,9 +152,9 @@ def call_of(
 
 
 def reference_attention(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
-    """A textbook form of the oracle as an attention function of the package.
+    """Turn a textbook form of the oracle into an attention function of the package.
 
-    It ignores `is_causal`, because `register` makes models pass every mask as a tensor.
+    The function ignores `is_causal`, because `register` makes models pass every mask as a tensor.
     """
 
     def attend(*given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - the package's signature: see `call_of`
@@ -177,20 +177,24 @@ class Candidate:
     """An implementation, from this project or elsewhere, as an attention function of the package."""
 
     def __init__(self, spec: str) -> None:
-        """Load the implementation; any exception of loading it propagates."""
+        """Load the implementation; exceptions of foreign code propagate."""
         self.spec, self.implementation = spec, implementation(spec)
         self.modules: dict[tuple[int, ...], nn.Module] = {}
         self.masks: dict[tuple[object, ...], tuple[object, BoundMask]] = {}
 
     def __call__(self, *given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - see `call_of`
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, T, H, V), and None for the weights."""
+        """Attend: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, T, H, V), and None for weights."""
         call = call_of(*given, **more)
         self.require(call)
         attended: Tensor = self.module(call).attend(call.query, call.key, call.value, self.bound(call))  # type: ignore[operator]
         return attended.transpose(1, 2), None
 
     def require(self, call: Call) -> None:
-        """Raise RefusedError if the implementation does not support a feature that the model has."""
+        """Require that the implementation supports the features of the model.
+
+        Raises:
+            RefusedError: a feature is not supported.
+        """
         usual = call.scale is None or math.isclose(call.scale, call.query.shape[-1] ** -0.5, rel_tol=1e-6)
         has = {"a scale": not usual, "sinks": "sinks" in call.inputs}
         has |= {"a position bias": BIAS in call.inputs, "a softcap": call.softcap is not None}
@@ -199,7 +203,11 @@ class Candidate:
                 raise RefusedError(f"the model has {what}: {reason}")
 
     def module(self, call: Call) -> nn.Module:
-        """The implementation's module for the call's H, K, G and V; ValueError if it has no `attend`."""
+        """Return the implementation's module for the call's H, K, G and V, which is built at first use.
+
+        Raises:
+            ValueError: the module has no `attend`.
+        """
         sizes = (*call.query.shape[1::2], call.key.shape[1], call.value.shape[-1])
         if sizes not in self.modules:
             heads, width, groups, value_dim = sizes
@@ -213,7 +221,7 @@ class Candidate:
         return self.modules[sizes]
 
     def bound(self, call: Call) -> BoundMask:
-        """The call's mask; all calls with the same mask tensor of the model, such as those of its layers, share it."""
+        """Return the call's mask. Calls with the same mask tensor, such as those of all layers, share one BoundMask."""
         numbers = (call.scale, call.softcap, call.is_causal)
         key = (id(call.mask), BIAS in call.inputs, call.sizes, call.query.shape[1], *numbers)
         if key not in self.masks:
@@ -238,10 +246,10 @@ class Model:
 
     @contextmanager
     def attending(self, model: nn.Module, name: str) -> Iterator[None]:
-        """Use the function of that name as the model's attention inside the context.
+        """Use the attention function of that name in `model` inside the context.
 
         Raises:
-            RefusedError: the model refuses it.
+            RefusedError: the model refuses the function.
         """
         before = model.config._attn_implementation  # type: ignore[union-attr] # noqa: SLF001 - the package's own name
         try:
@@ -256,7 +264,7 @@ class Model:
 
 
 def load(spec: ModelSpec) -> Model:
-    """The model of a configuration file; registers the textbook forms with the package.
+    """Load the model of a configuration file; register the textbook forms with the package.
 
     Raises:
         ValueError: the package cannot read the configuration, or the model cannot be built.
@@ -274,7 +282,7 @@ def load(spec: ModelSpec) -> Model:
 
 
 def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
-    """Build the model with random weights; without `spec.num_layers`, halve its layers until it fits into memory.
+    """Build the model with random weights; if `spec.num_layers` is 0, halve the layers until the model fits in memory.
 
     Raises:
         ValueError: no model class is known for the configuration, or not even one layer fits.
@@ -336,7 +344,7 @@ LAYER_FIELDS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encode
 
 
 def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration of the package
-    """The configuration with only the first `number` layers."""
+    """Return a copy of the configuration with only the first `number` layers."""
     reduced = copy.deepcopy(config)
     for each in (reduced, reduced.get_text_config()):
         for name in LAYER_FIELDS:
@@ -348,7 +356,7 @@ def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration
 
 
 def _draw(model: nn.Module, seed: int) -> None:
-    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks, so that attention differs from a mean."""
+    """Draw weights with variance 1 / fan-in, and biases and sinks that are not 0, so that attention is not uniform."""
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -369,9 +377,9 @@ def _batches(
     length: int,
     seed: int,
 ) -> dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]:
-    """The batches "whole" and, for token models, "padded": inputs by name, and the mask of tokens that count (B, T).
+    """Draw the batches "whole" and, for models of tokens, "padded": the inputs by name, and masks of tokens that count.
 
-    The masks are keyed by T, the length of the sequences that they apply to; without a mask all tokens count.
+    A mask (B, T) is keyed by T, the length of the sequences to which it applies. Without a mask, all tokens count.
     """
     draws = torch.Generator().manual_seed(seed + 1)
     main = getattr(model, "main_input_name", "input_ids")
@@ -397,17 +405,17 @@ def _batches(
 
 
 def arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The arguments of the model's step on a batch, by name; floating-point tensors in the model's dtype."""
+    """Return the arguments of a model's step on a batch, by name; cast floating-point tensors to the model's dtype."""
     dtype = next(model.parameters()).dtype
     given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     return {**given, **({"use_cache": False} if "input_ids" in given else {})}
 
 
 def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
-    """Outputs of all attention modules and of the model and, with `grads`, gradients of its parameters, by name.
+    """Run a step; return, by name, the outputs of all attention modules and of the model, and gradients with `grads`.
 
-    Outputs are in the order of the forward pass, and without the tokens that do not count; gradients are in the order
-    of the backward pass.
+    Outputs are in the order of the forward pass, without the tokens that `counted` excludes. Gradients are those of the
+    parameters, in the order of the backward pass.
     """
     seen: dict[str, Tensor] = {}
 
@@ -440,7 +448,7 @@ def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int
 
 
 def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Paths and modules with "Attention" in the name of their class, without those that contain another."""
+    """Return paths and modules with "Attention" in the class name, without modules that contain another such module."""
     found = [(path, module) for path, module in model.named_modules() if "Attention" in type(module).__name__]
     paths = [path for path, _ in found]
 
@@ -451,7 +459,7 @@ def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
-    """The tokens of a tensor (B, T, D) that `counted` marks, as (N, D); other tensors are unchanged."""
+    """Select the N tokens of a tensor (B, T, D) that `counted` marks, as (N, D); return other tensors unchanged."""
     is_tokens = tensor.dim() == 3 and tensor.shape[1] in counted  # noqa: PLR2004 - (B, T, D)
     return tensor[counted[tensor.shape[1]]] if is_tokens else tensor
 
@@ -473,7 +481,7 @@ def register() -> None:
 
 
 def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
-    """The float64 model's tensors, by batch and name, with tolerances from textbook forms in the model's dtype."""
+    """Compute the float64 model's tensors, by batch and name, and their tolerances from textbook forms in its dtype."""
     expected: dict[str, dict[str, Tolerance]] = {}
     for name, (batch, counted) in model.batches.items():
 
@@ -498,7 +506,7 @@ def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
 
 
 def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
-    """Check one attention in the model; an exception becomes the reason why it could not be tried."""
+    """Check one attention in the model; an exception becomes the reason why it could not be checked."""
     differences, number, worst = [], 0, 0.0
     try:
         with model.attending(model.model, function_name(attention)):
@@ -526,7 +534,7 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
 
 
 def function_name(attention: str, name: str = NAME) -> str:
-    """The package's name of an attention; registers it under `name` if it is not the package's own.
+    """Return the package's name of an attention; if it is not the package's own, register it under `name`.
 
     Raises:
         Exception: any exception of loading foreign code.

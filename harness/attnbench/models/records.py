@@ -41,13 +41,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
-    """The findings of the check of one attention; none if it is right."""
+    """The result of checking one attention: differences, or the reason why it could not be compared."""
 
     attention: str
     reason: str = ""  # why it could not be compared
     is_refused: bool = False  # the reason is a refusal by the model or the implementation; otherwise a failure
     differences: tuple[Difference, ...] = ()  # in the order of the forward pass, then gradients from the output back
-    num_compared: int = 0  # tensors
+    num_compared: int = 0  # number of compared tensors
     error_ratio: float | None = None  # the largest error / limit; None: not finite, or nothing was compared
 
     @property
@@ -62,7 +62,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of the whole model's step with one attention, and its ratio to that of the first attention."""
+    """The time of the whole model's step with one attention, and its ratio to the time with the first attention."""
 
     attention: str
     seconds: float  # median

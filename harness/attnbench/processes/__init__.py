@@ -1,1 +1,1 @@
-"""The coordinator, which plans a run, calls workers and keeps the journal, all without torch (docs/adr/0001)."""
+"""The coordinator, which plans a run, calls workers and writes the journal without importing torch (docs/adr/0001)."""

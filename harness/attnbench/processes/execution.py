@@ -1,7 +1,7 @@
-"""Run a plan: `execute` takes a session through the stages of the run, from checks to timing.
+"""Run a plan: `execute` runs the stages of a session, from the checks to the timing.
 
-Every finished step is in the journal before the next one begins, so that a run can be killed at any moment and resumed.
-Each stage skips work that the journal already holds.
+Every finished step is written to the journal before the next one begins, so a run can be killed at any moment and
+resumed. Each stage skips work whose results are already in the journal.
 """
 
 import copy
@@ -72,58 +72,59 @@ from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
-"""The stages of a run. Operators and metrics are read together, cell by cell.
+"""The default stages of a run. Operators and metrics are read together, cell by cell.
 
-Some plans have other stages: "choose" finds the fastest implementation, "search" finds crossovers, and "trace" writes
-traces.
+A plan may name other stages: "choose" finds the fastest implementation, "search" finds the values of an axis at which
+the faster of two implementations changes, and "trace" writes profiler traces.
 """
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables for the number of threads
 INTERPRETED = {"TRITON_INTERPRET": "1"}
-"""Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
-https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
+"""Environment variable with which a worker runs Triton's kernels in Triton's interpreter; Triton reads it at import.
+Source: https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
-"""Environment variables of checks: waiting threads spin for at most a millisecond, because two workers take turns on
-the same cores."""
+"""Environment variables of workers that check. Their idle OpenMP threads spin for at most about a millisecond, because
+two processes, the judge and the one with the candidate, take turns on the same cores."""
 RANKS_SHARE = 0.5
-"""Share of a step's timeout after which a call over several ranks gives up, so that the error can name a hanging rank
-before the process is killed."""
+"""A call over several ranks gives up after this share of a step's timeout, so that its error can name the hanging rank
+before the coordinator kills the process."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
-"""Modules that bundled implementations import slowly, by the implementation's name; the template imports them once for
-all its workers."""
+"""By name of a bundled implementation: a module whose import is slow. The template, from which all workers are forked,
+imports it once."""
 CEILINGS_SHARE = 0.02
 CEILINGS_S = 1.0
-"""The ceilings of one device, dtype and number of threads take at most CEILINGS_S seconds, and all together at most
-CEILINGS_SHARE of the budget; FEWEST_ROUNDS (devices/loads.py) are measured in any case."""
+"""Ceilings are the measured rates of matrix products and copies. Measuring those of one device, dtype and number of
+threads takes at most CEILINGS_S seconds, and measuring all of them takes at most CEILINGS_SHARE of the budget; but
+FEWEST_ROUNDS (devices/loads.py) are measured in any case."""
 VERIFY_EVERY = 4
-"""Answers are verified in a workload's first visit and then in one of VERIFY_EVERY visits, since in a fresh process the
-right answers take as long as the timing. If foreign code shares a process and there is one side, each visit is
-verified."""
+"""The outputs of timed calls are verified in a workload's first visit, and then in one of VERIFY_EVERY visits: a fresh
+process must compute the right answers again, which takes as long as the timing. Every visit is verified if foreign code
+runs in the baseline's process, unless two sides are compared."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}  # axes that may differ between workloads of one kind
 FEWEST_TOKENS = 16
-"""Workloads with fewer keys or queries are checked last: with few keys masks hide hardly anything, and with few queries
-mistakes look alike."""
+"""With `stops_when_wrong`, workloads with fewer keys or queries than this are checked last: with few keys a mask hides
+hardly anything, and with few queries different mistakes give similar errors."""
 CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
-"""The sweep `check`, and the numbers of rows and of blocks above which its workloads get only normal inputs
-(`_has_many_rows`)."""
-WORKLOADS_OF_A_LANE = 20  # fewest workloads of each lane that make a second lane of checks worth its start
-LANE_BYTES = 2**24  # largest score matrix with two lanes: right answers take several copies of it in float64
+"""Name of the sweep `check`. Its workloads with more rows than MANY_ROWS, or with more blocks (batch rows times heads)
+than MANY_BLOCKS, are checked only on normally distributed inputs (`_has_many_rows`)."""
+WORKLOADS_OF_A_LANE = 20  # with fewer workloads in each lane, a second lane of checks is not worth its start time
+LANE_BYTES = 2**24  # largest score matrix with two lanes, in bytes: the oracle needs several copies of it in float64
 CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
-"""Share of the budget after which no more cells are checked, and share after which no more metrics and operators are
-read, so that the rest is left for timing."""
+"""Shares of the budget: after the first, no more cells are checked; after the second, no more metrics and operators are
+read. The rest is for timing."""
 KNOWN_FROM = 0.1  # share of a stage's work after which its pace predicts the remaining time
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
-FEWEST_FIRST = 2  # cells whose first calls are timed in any case: of a baseline and another implementation
-MOST_PROCESSES = LOOKS[2]  # most processes for one value of a search
+FEWEST_FIRST = 2  # cells whose first calls are timed whatever the budget: one of the baseline, and another one
+MOST_PROCESSES = LOOKS[2]  # a search visits one value of its axis in at most this many fresh processes
 CALLS_AT_A_VALUE = 60
-"""A value is sampled only if this many calls fit into the remaining time, checks included."""
+"""A search samples a value only if this many calls fit into the remaining time, including the calls of the check."""
 LONGER_TURNS = 4  # samples of workers that take turns are about this many times as long as those in one process
 SEARCHED = "every search came to its end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Progress of a run, for a watcher."""
+    """Progress of a run, as passed to the function that watches the run."""
 
     stage: str  # check, kept, observe, ceilings, time, choose, search or trace
     cell: str  # the work in progress, in words
@@ -139,7 +140,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress; `state` is folded from the journal. Only checks use the second worker, `second`.
+    """One run in progress; `state` summarizes the events of its journal. Only checks use the second worker, `second`.
 
     The budget's clock starts when the first worker is ready, so the seconds for importing torch do not count.
     """
@@ -150,7 +151,7 @@ class Session:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
-    second: WorkerClient | None = None  # its context has not been entered
+    second: WorkerClient | None = None  # not yet entered as a context manager
 
     def __post_init__(self) -> None:
         """Start the clock at the seconds that the run has spent so far, according to the journal."""
@@ -159,11 +160,11 @@ class Session:
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self._start, self.has_started = self.clock() - self.state.spent_s, False
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
-        self._pace: tuple[str, float, float] = "", 0.0, 0.0  # a stage's name, its start, and its work done before
+        self._pace: tuple[str, float, float] = "", 0.0, 0.0  # the stage in progress, and at its start: time, work done
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent on the run, earlier processes included."""
+        """Seconds spent on the run, including the time before it was resumed."""
         return self.clock() - self._start
 
     @property
@@ -172,17 +173,18 @@ class Session:
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
 
     def limit_s(self, share: float) -> float:
-        """Seconds of the run, a share of the budget, after which a stage before timing leaves out the rest of its work.
+        """Return the time limit in seconds of a stage before timing: `share` of the budget, from the start of the run.
 
-        Infinite if the run times nothing, or the budget is 0: then these stages do all their work.
+        After this time, the stage leaves out the rest of its work. The limit is infinite if the run times nothing, or
+        if the budget is 0.
         """
         return share * self.plan.budget_s if self.plan.budget_s and LATENCY in self.plan.metrics else math.inf
 
     def start_worker(self) -> None:
-        """Start a fresh worker process, with the code and the environment of the run's start.
+        """Start a fresh worker process; require that code and environment are the same as at the start of the run.
 
         Raises:
-            ValueError: it cannot start, or the code or the environment has changed.
+            ValueError: the worker cannot start, or the code or the environment has changed.
         """
         for spec, digest in self.plan.digests.items():
             if plugins.digest(spec) != digest:
@@ -208,10 +210,11 @@ class Session:
             self.start_worker()
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
-        """Call a function of the worker, starting one if necessary; return the result, attributed to the cell.
+        """Call a function of the worker, which is started if necessary; return the result, or Failed.
 
-        If the process ended by itself, or memory ran out, the call is repeated once in a fresh process before an arm is
-        held responsible, because the cause may be gone. A result that the journal cannot accept is a failure.
+        If the process ended by itself or memory ran out, the call is repeated once in a fresh process, because the
+        cause may be gone; only a second failure counts. An event gets the names of the cell in `arguments`. An event
+        that the journal cannot accept is replaced by Failed.
         """
         self.require_worker()
         reply = self.client.ask(function, result, **arguments)
@@ -230,7 +233,7 @@ class Session:
         return reply
 
     def cell(self, workload: Workload, arm: Arm) -> Target:
-        """The target of a request about one cell."""
+        """Return the target of a request about one cell: a workload and an arm."""
         return Target(workload=workload, arm=arm, spec=self.specs[arm])
 
     def record_failure(self, cell: Target, failed: Failed) -> None:
@@ -238,10 +241,10 @@ class Session:
         self.journal.append(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
-        """Call the watcher. The progress within a stage never decreases.
+        """Report progress to the watcher. The progress within a stage never decreases.
 
-        The remaining time is the rest of the budget or, without a budget, an estimate for the stage, from its pace once
-        a tenth of its work is done.
+        The remaining time is the rest of the budget. Without a budget, it is an estimate for the stage, extrapolated
+        from its pace after a tenth of its work.
         """
         if self._pace[0] != stage:
             self._pace = stage, self.clock(), done
@@ -259,16 +262,17 @@ class Session:
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
-    In a run that times, no check starts after half of the budget. Once an implementation has passed a workload, those
-    that differ from it only in lengths, batch size or seed get only normal inputs, and no rules.
+    A run that times starts no check after half of its budget, except on the first workload. Once an implementation has
+    passed a workload in such a run, other workloads that differ only in lengths, batch size or seed get only normally
+    distributed inputs, and no rules.
 
-    With `stops_when_wrong`, a wrong implementation is not checked further, workloads with few keys or queries come
-    last, and checks end with the budget. In the sweep `check`, workloads with many rows or blocks get only normal
-    inputs; the others get all probes.
+    With `stops_when_wrong`, an implementation is checked until its first wrong answer, workloads with few keys or
+    queries come last, and checks end with the budget. In the sweep `check`, workloads with many rows or blocks get only
+    normally distributed inputs; all other workloads get every kind of input.
 
-    With a second worker, two lanes check at the same time. The records are the same as with one lane, unless the code
-    keeps state between calls: no rule is tried in both lanes, and with `stops_when_wrong`, results that follow a wrong
-    answer are dropped.
+    With a second worker, two lanes check at the same time. They write the same records as one lane, unless the code
+    keeps state between calls: each rule is tried in one lane only, and with `stops_when_wrong`, results of an
+    implementation after its first wrong one are dropped.
     """
     plan, status = session.plan, session.state.status
     workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
@@ -283,7 +287,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     concluded = {place for cell, place in places.items() if cell in status}
 
     def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
-        """Check the cells of a lane one by one; put the results into `held`."""
+        """Check the cells of one lane, one after the other; put each result into `held`."""
         for workload in mine:
             for arm in plan.cells(workload):
                 place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None
@@ -316,7 +320,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 
 
 def _shortest_last(workloads: Sequence[Workload]) -> list[Workload]:
-    """The workloads, those with few keys or queries last."""
+    """Sort workloads so that those with fewer than FEWEST_TOKENS keys or queries come last."""
     return sorted(workloads, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
 
 
@@ -325,7 +329,7 @@ def _record_in_order(
     held: dict[int, events.CellChecked | None],
     record: Callable[[events.CellChecked | None], None],
 ) -> None:
-    """Record results in the order of their cells while `steps` adds them; after an interruption, record all of them."""
+    """Record results that `steps` adds to `held`, in the order of their cells; after an exception, record the rest."""
     due = 0
     try:
         with closing(steps):
@@ -343,7 +347,8 @@ def in_lanes(
 ) -> Generator[None]:
     """Yield after each step of `work`; if the session has a second worker, two lanes share the workloads.
 
-    The second lane begins after the first workload, so that an implementation that cannot be loaded is tried once.
+    A lane is a thread with its own worker. The second lane begins after the first workload, so that an implementation
+    that cannot be loaded is tried only once.
     """
     if session.second is None:
         yield from work(session, workloads)
@@ -385,9 +390,9 @@ def in_lanes(
 
 
 def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
-    """Split workloads into those with the first one's scope and need for gradients, and all others.
+    """Split workloads: those that match the first workload in scope and need for gradients, and all others.
 
-    Rules depend on no other axes, so that no rule is tried in both parts.
+    Rules depend only on these two properties, so no rule is tried in both parts.
     """
     kinds = [(each.scope, each.direction == "inference") for each in workloads]
     is_first = [kind == kinds[0] for kind in kinds]
@@ -397,8 +402,8 @@ def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]
 def has_lanes(plan: Plan) -> bool:
     """Whether two lanes check a plan.
 
-    All its workloads must be for the host and small, each lane must get enough of them, and there must be two
-    processors.
+    They do if there are at least two processors, each lane gets at least WORKLOADS_OF_A_LANE workloads, and all
+    workloads run on the host with score matrices of at most LANE_BYTES.
     """
     is_small = all(device(each.device).is_host and score_matrix_bytes(each) <= LANE_BYTES for each in plan.asked)
     is_worth = min(map(len, parts(plan.asked))) >= WORKLOADS_OF_A_LANE
@@ -406,14 +411,14 @@ def has_lanes(plan: Plan) -> bool:
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
-    """The axes that define a kind of workload: all but lengths, batch size and seed."""
+    """Return the axes that define a kind of workload, with their values: all but lengths, batch size and seed."""
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
 def _has_many_rows(workload: Workload) -> bool:
     """Whether a workload has many queries and keys, or many blocks (batch rows times heads).
 
-    The sweep `check` has such workloads to test just that, on normal inputs.
+    The sweep `check` contains such workloads only to test large sizes, so normally distributed inputs are enough.
     """
     return min(workload.seq_len, workload.kv_len) > MANY_ROWS or workload.batch_size * workload.num_heads > MANY_BLOCKS
 
@@ -447,10 +452,10 @@ Readings = Iterable[tuple[Target, str]]  # pairs of a cell and the metric to rea
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
     """Read metrics or operators of live cells, until READINGS_SHARE of the budget is spent.
 
-    With `is_optional`, failures are not recorded.
+    A plan with the stage "choose" has no such limit. With `is_optional`, failures are not recorded.
     """
     listed = list(readings)
-    # without a limit if a choice follows, which needs the memory of every cell
+    # no limit before the stage "choose", because it needs the memory metric of every cell
     limit_s = math.inf if "choose" in session.plan.stages else session.limit_s(READINGS_SHARE)
     for number, (cell, metric) in enumerate(listed):
         if session.elapsed_s >= limit_s:
@@ -470,9 +475,9 @@ def read_cells(session: Session, readings: Readings, *, is_optional: bool = Fals
 
 
 def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Readings:
-    """The readings that the journal lacks, cell by cell: operators, and each metric that has a pass of its own.
+    """Yield the readings that the journal lacks: operators if requested, and each of `metrics`, cell by cell.
 
-    The readings of a cell follow each other, since they share one recorded call if the device allows it.
+    The readings of one cell come one after the other, so that they can share one recorded call.
     """
     known, done = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done
     for workload, arm in session.live_cells:
@@ -487,7 +492,7 @@ def observations(session: Session, metrics: Sequence[str], *, with_operators: bo
 def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) -> None:
     """Time the first calls that the journal lacks, in fresh processes, for a third of the budget (`BUDGET_SHARE`).
 
-    The first FEWEST_FIRST cells are timed in any case.
+    The first FEWEST_FIRST cells are timed even if this takes longer.
     """
     done, start_s = session.state.done, session.clock()
     fits = plugins.plugs("attnbench.metrics", "METRIC")[FIRST_CALL].fits
@@ -524,10 +529,11 @@ def trace(session: Session) -> None:
 
 
 def kept_memory(session: Session) -> Readings:
-    """The readings of kept memory, for two live cells of each foreign implementation.
+    """Yield the readings of kept memory (memory that remains after results are freed) for each foreign implementation.
 
-    These are the cell with the smallest score matrix among those with gradients, and among those without. One of each
-    is enough, because code that keeps memory keeps it on every workload. Several ranks are left out.
+    For each, two live cells are read: the one with the smallest score matrix among cells with gradients, and the one
+    among cells without. They are enough, because code that keeps memory keeps it on every workload. Workloads with
+    several ranks are left out.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
     for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
@@ -542,7 +548,8 @@ def kept_memory(session: Session) -> Readings:
 def measure_ceilings(session: Session) -> None:
     """Measure the ceilings of each device, dtype and number of threads that will be timed.
 
-    A failure is recorded with the reason; times are then not compared with ceilings.
+    Ceilings are rates of matrix products and copies. A failure is recorded with its reason; times are then not compared
+    with ceilings.
     """
     live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
     places = {workload.place: workload for workload in reversed(live)}
@@ -550,7 +557,7 @@ def measure_ceilings(session: Session) -> None:
         if ("", place) in session.state.ceilings:
             continue
         if not number:
-            session.start_worker()  # a fresh one, since checks set the number of threads
+            session.start_worker()  # a fresh worker, because checks set the number of threads
         device, dtype, num_threads = place
         session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
         session.require_worker()
@@ -564,7 +571,7 @@ def measure_ceilings(session: Session) -> None:
 
 
 class Timing:
-    """Times the visits that a strategy selects; `name` is the stage for the watcher."""
+    """Timing of the visits that a strategy selects; `name` is the name of the stage that the watcher receives."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.state, self.plan, self.name = session, session.state, session.plan, name
@@ -585,7 +592,7 @@ class Timing:
         return run_strategy(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """The arms that have passed their check on a workload; with two sides, only those that passed on both."""
+        """Return the arms that passed their check on a workload; with two sides, only arms that passed on both."""
         live = self.state.live(workload, arms)
         sides = Counter(map(self.plan.reference, live))
         return [arm for arm in live if self.plan.sides is None or sides[self.plan.reference(arm)] > 1]
@@ -600,7 +607,7 @@ class Timing:
         self.session.show_progress(self.name, cell, share, 1.0)
 
     def _share(self, workload: Workload, arms: Iterable[Arm]) -> visits.Share:
-        """The blocks of the next visit (timing/visits.py); in a search they have no time limit."""
+        """Return the number of blocks of the next visit, and, except in a search, a time limit (timing/visits.py)."""
         taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
         if self.plan.has_runners:  # their samples are LONGER_TURNS times as long
             least = max(visits.FEWEST_BLOCKS, math.ceil(least / LONGER_TURNS))
@@ -618,15 +625,15 @@ class Timing:
         return visits.share(costs, spread, num_taken=number, left_s=self._left_s(), limits=limits)
 
     def _left_s(self) -> float:
-        """Seconds of the rest of the budget, divided by the number of workloads that are still visited."""
+        """Return the remaining seconds of the budget, divided by the number of workloads that still need visits."""
         latest = max(map(self.state.num_visits.__getitem__, self.places), default=0)
         num_open = sum(self.state.num_visits[workload] >= latest - 1 for workload in self.places)
         return max(0.0, self.plan.budget_s - self.session.elapsed_s) / max(1, num_open)
 
     def visit(self, step: Step) -> None:
-        """Take one visit with the step's arms and the interference probe, in a random order.
+        """Sample one visit: the step's arms and the interference probe, in a random order.
 
-        An arm that fails is dropped, and the visit repeated without it.
+        If an arm fails, it is dropped, and the visit is repeated without it.
         """
         start_s = self.session.clock()
         if step.is_fresh:
@@ -634,7 +641,7 @@ class Timing:
         self._show_progress(step)
         workload = self.workloads[step.workload]
         while live := self.live(workload.id, step.arms):
-            self.session.require_worker()  # first, since the request names the epoch
+            self.session.require_worker()  # before the request is built, because it contains the worker's epoch
             number = self.state.num_visits[workload.id]
             is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # spread over processes
             seed = visit_seed(self.plan.seed, workload.id, number)
@@ -669,7 +676,7 @@ class Timing:
             if reply.arm != PROBE:
                 self.session.record_failure(self.session.cell(workload, reply.arm), reply)
                 continue
-            # The harness itself failed: drop the arms in processes of their own or, without any, all arms.
+            # The harness itself failed. Drop the arms that run in processes of their own; if there are none, drop all.
             message = f"while the harness prepared or read the workload: {reply.message}"
             every = self.state.live(workload.id, self.session.specs)
             for arm in [arm for arm in every if self.plan.is_alone(arm)] or every:
@@ -680,18 +687,19 @@ class Timing:
 class Search:
     """Strategy that searches each ladder for the values between which the faster of two implementations changes.
 
-    Each pass is a fresh process that visits one value of each unfinished search. A search stays at a value until the
-    faster implementation is known there, or all its processes are used, and then bisects (statistics/crossover.py).
+    A ladder is one workload at increasing values of an axis. Each pass is a fresh process that visits one value of each
+    unfinished search. A search stays at a value until the faster implementation is known there, or MOST_PROCESSES
+    processes have visited it; then it bisects (statistics/crossover.py).
     """
 
     def __init__(self, session: Session) -> None:
         self.session, self.plan, self.reason = session, session.plan, ""
         self.gauge = InterferenceGauge()
-        self._pass: dict[str, dict[Arm, None]] = {}  # visits left for the current process
+        self._pass: dict[str, dict[Arm, None]] = {}  # remaining visits of the current process: arms by workload
         self._workloads = {each.id: each for each in session.plan.workloads}
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - the signature of Strategy
-        """The next visit; None if all searches have ended, or the budget is spent."""
+        """Return the next visit; None if all searches have ended, or the budget is spent."""
         is_fresh = not self._pass
         for ladder in self.plan.ladders if is_fresh else ():
             for names in ladder.pairs:
@@ -709,9 +717,9 @@ class Search:
         return self.session.elapsed_s >= self.plan.budget_s
 
     def _place(self, state: State, ladder: Ladder, pair: Sequence[Arm]) -> str:
-        """The id of the workload that the search of a pair visits next; "" at the end of the search.
+        """Return the id of the workload that the search of a pair visits next; "" if the search has ended.
 
-        Checks the pair on that workload first.
+        Both arms of the pair are checked on that workload first.
         """
         allowed = list(ladder.values)
         while len(allowed) > 1 and not self._is_spent:
@@ -736,7 +744,7 @@ class Search:
         return ""
 
     def _check(self, state: State, workload: str, arms: Sequence[Arm]) -> None:
-        """Check those of `arms` that have no status on this workload."""
+        """Check the arms that have no status on this workload yet."""
         for arm in arms:
             if (workload, arm) not in state.status:
                 left_s = max(0.0, self.plan.budget_s - self.session.elapsed_s)
@@ -759,12 +767,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     clock: Callable[[], float] = time.monotonic,
     read_counters: Callable[[], Counters | None] = read_counters,
 ) -> None:
-    """Start a run in `folder`, or continue the one there, to its end.
+    """Start a run in `folder`, or continue the run that is there, and finish it.
 
-    With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
-    replace `stages`; `then` is called with the session at the end. Workers are forked from the first of `templates`,
-    those of a second lane of checks from the second. `client`, `clock` and `read_counters` default to a worker process
-    and the machine; studies/simulated replaces them.
+    `watch` is called with each progress. With `stops_when_wrong`, an implementation is not checked further once it is
+    wrong. The stages of the plan, if it has any, replace `stages`. `then` is called with the session at the end.
+    Workers are forked from `templates[0]`, and those of a second lane of checks from `templates[1]`. By default
+    `client` is a worker process, and `clock` and `read_counters` read this machine; studies/simulated replaces them.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -822,18 +830,18 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 
 
 def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Default environment variables of a worker, without those that the user has set.
+    """Return default environment variables of a worker, without those that the user has set.
 
-    Ranks time out earlier than a step, whose limit is `timeout_s` seconds.
+    One of them is the time limit of ranks, which is shorter than `timeout_s`, the limit of a step in seconds.
     """
     usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}
 
 
 def threads_settings(number: int) -> dict[str, str]:
-    """Environment variables for a process with this number of threads; 0: torch's choice, within a container's quota.
+    """Return environment variables that set the number of threads; 0: torch's choice, within a container's CPU quota.
 
-    Torch itself ignores the quota. Its function torch.set_num_threads is not used, since it changes how MKL behaves.
+    Torch itself ignores the quota. torch.set_num_threads is not used, because it changes how MKL behaves.
     """
     is_set = any(name in os.environ for name in THREADS)
     if not number and not is_set and containers.processors() < containers.affinity():
@@ -845,13 +853,13 @@ def threads_settings(number: int) -> dict[str, str]:
 def checking_templates(
     folder: Path, timeout_s: float, *, is_interpreted: bool = False, keeps_answers: bool = False
 ) -> Iterator[list[Template]]:
-    """The templates for two lanes of checks, or for one lane on a single processor; they begin to import torch at once.
+    """Provide the templates for two lanes of checks, or for one on a single processor; they import torch at once.
 
-    Checks time nothing, so workers with the same environment can check all plans. With `keeps_answers` the right
-    answers of one plan are kept for the next.
+    Checks time nothing, so workers with the same environment can check all plans. With `keeps_answers`, the right
+    answers that were computed for one plan are kept for the next. `timeout_s` limits the seconds of each step.
     """
     settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
-    if keeps_answers:  # bytecode of a module that is saved twice in a second would be that of the first
+    if keeps_answers:  # if a module is saved twice within a second, Python would load the bytecode of its first version
         settings |= {KEEPS_ANSWERS: "1", "PYTHONDONTWRITEBYTECODE": "1"}
     names = ("worker", "second")[: containers.processors()]
     with ExitStack() as stack:
@@ -862,10 +870,10 @@ def checking_templates(
 
 
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
-    """The worker of a run, which prints into logs in `folder`; several workers if one process cannot hold all arms.
+    """Return a client of the run's worker, or of several workers if one process cannot run all arms.
 
-    It is forked from `template`, if given and if the sides do not need templates of their own; whoever gives one closes
-    it.
+    Workers print into logs in `folder`. They are forked from `template`, if it is given and the sides do not need
+    templates of their own. The caller closes a template that it passes.
     """
     if len(numbers := {each.num_threads for each in plan.workloads}) > 1:
         clients_of = dict[int, WorkerClient]()
@@ -893,6 +901,6 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
 
 
 def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
-    """The folder of a new run below `results`/`kind`; its name begins with the time, so that names sort by age."""
+    """Return the path of a new run's folder in `results`/`kind`; it begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"

@@ -10,19 +10,20 @@ from attnbench.processes.worker_client import COMPILERS
 from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Measurement, Sample
 
 NUM_READINGS, SLOW_S = 3, 5.0
-"""A first call is read NUM_READINGS times, or until a reading takes more than SLOW_S seconds."""
+"""First calls are timed NUM_READINGS times, but not again after one has taken more than SLOW_S seconds."""
 BUDGET_SHARE = 1 / 3
-"""Share of a run's budget for first calls; cells for which no time is left have no such metrics."""
+"""Share of a run's budget for first calls; cells for which no time is left get no metrics of first calls."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Environment variables that each name the folder of a compile cache."""
 Read = Callable[[dict[str, str]], FirstCalls | Failed]
-"""A function that times first calls in a fresh process with these environment variables; "" unsets one."""
+"""Function that times first calls in a fresh process with the given environment variables; a value of "" unsets one."""
 
 
 def measurements(read: Read) -> Iterator[Measurement]:
-    """The measurements of a cell's first calls in seconds, FIRST_CALL last; none if a reading failed.
+    """Yield the measurements of a cell's first calls, in seconds, FIRST_CALL last; yield none if a reading failed.
 
-    Here torch.compile uses as many processes as by default; in workers that take samples it uses one.
+    Unless the user has set another number, torch.compile uses its default number of compiling processes here, and only
+    one in workers that take samples.
     """
     cold, warm = list[FirstCalls](), list[FirstCalls]()
     usual = {} if COMPILERS in os.environ else {COMPILERS: ""}

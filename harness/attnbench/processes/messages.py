@@ -1,7 +1,8 @@
 """The protocol between the coordinator and a worker: calls of functions as JSON lines, and the heartbeat.
 
 A request names a method of the worker (worker/answers.py) and its keyword arguments. The reply is the method's result,
-or Failed. Before each step the worker updates the heartbeat, shared memory that outlives a crash of the worker.
+or Failed. Before each step the worker updates the heartbeat: shared memory that the coordinator can still read after
+the worker has crashed.
 """
 
 import mmap
@@ -25,42 +26,45 @@ NUMBER = struct.Struct("<i")  # a message to or from a template
 WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
 """With ATTNBENCH_WORKERS=spawn in the environment, each worker starts as a new process, not as a fork."""
 FOLDERS = "ATTNBENCH_FOLDERS"
-"""Environment variable of workers: folders to search for modules before installed packages, as in PYTHONPATH."""
+"""Environment variable of workers: folders to search for modules before installed packages, joined as in PYTHONPATH."""
 FILES = "ATTNBENCH_FILES"
-"""Environment variable of spawned workers: folder for files of tensors. Forked workers use files without names."""
+"""Environment variable of spawned workers: folder of the files with which workers exchange tensors. Forked workers use
+anonymous files in memory instead."""
 PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules to import before the first fork, joined by commas. A module that is not
 installed is left out."""
 KEEPS_ANSWERS = "ATTNBENCH_KEEPS_ANSWERS"
-"""Environment variable of a judge: if set, it keeps all right answers for further checks of the same workloads."""
+"""Environment variable of a judge: if it is set, the judge keeps all right answers for later checks of the same
+workloads."""
 FORK = 0
-"""The message to the template (processes/worker/__main__.py) that requests a worker; a process id ends that worker."""
+"""Message to the template (processes/worker/__main__.py) that requests a new worker. Any other number is the process id
+of a worker, and ends that worker."""
 
 
 def spawns() -> bool:
     """Whether each worker starts as a new process, which takes seconds, and not as a fork.
 
-    Always true on macOS: it has no files without names, and a fork of a process that has used Metal is unusable.
+    Always true on macOS, which has no memfd_create, and where a fork of a process that has used Metal is unusable.
     """
     return os.environ.get(WORKERS) == SPAWN or not hasattr(os, "memfd_create")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """The environment of a fresh worker; `base` is that of the base's worker, if each side has its own."""
+    """The environment of a fresh worker; `base` is the environment of the base's worker, if each side has a worker."""
 
     environment: Environment
     base: Environment | None = None
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """The built-in values of an implementation's axes, by axis; `problem` says why it cannot be loaded, or is ""."""
+    """The axis values that are built into an implementation, by axis; `problem` is why it cannot be loaded, or ""."""
 
     built_in: dict[str, int | float | str] = {}
     problem: str = ""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload and the arm that a request is about; `spec` is the source of the arm's implementation."""
+    """The workload and the arm of a request; `spec`, a name or FILE.py:NAME, is the source of its implementation."""
 
     workload: Workload
     arm: Arm
@@ -80,7 +84,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     is_approximate: bool = False
     has_pack: bool = False  # its module maps canonical weights to its parameters
     has_cache: bool = False
-    takes_context: bool = False  # a context of another length than the tokens
+    takes_context: bool = False  # it accepts a context whose length differs from that of the tokens
     most_error: float = 0.0
 
 
@@ -94,9 +98,9 @@ class FirstCalls(msgspec.Struct, frozen=True, kw_only=True):
 class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a tensor's storage in a file, and the tensor's layout in that storage, in elements as in torch.
 
-    The storage has `num_bytes` bytes from byte `at` of the file. `memory` is its address in the sender's process, so
-    tensors with the same address share memory. `same_as` is the tensor's own name or, if one tensor is sent under
-    several names, the first of them.
+    The storage has `num_bytes` bytes and begins at byte `at` of the file. `memory` is the address of the storage in the
+    sender's process; tensors with the same address share memory. `same_as` is the tensor's own name or, if one tensor
+    is sent under several names, the first of these names.
     """
 
     dtype: str
@@ -112,8 +116,9 @@ class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
 class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A judge's request for the gradients of call number `call`, given the gradient of its output.
 
-    `exchange` is the path of the file that holds `tensors`. `random` is the state of each of the judge's random
-    generators, from which the candidate draws. `forget` lists the numbers of modules that are no longer used.
+    `exchange` is the path of the file that contains `tensors`. `random` contains the states of the judge's random
+    generators, which the candidate's process copies before the call. `forget` lists the numbers of modules that are no
+    longer used.
     """
 
     call: int
@@ -126,8 +131,8 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Call(Backward, frozen=True, kw_only=True, tag=True):
     """A judge's request for a forward call of module number `module`, which is first built if there are `weights`.
 
-    `needs` names the tensors that get gradients, and `dropout` is the module's. The other fields describe the mask
-    (contract.BoundMask); `sizes` are B, T and S.
+    `needs` names the tensors that get gradients, and `dropout` is the module's dropout probability. The other fields
+    describe the mask (contract.BoundMask); `sizes` are B, T and S.
     """
 
     module: int
@@ -149,8 +154,9 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a call by name, and the tensors that it changed in place.
 
-    `changed` holds inputs by name, and `changed_outputs` outputs of earlier calls by number. `faults` describes other
-    side effects by rule (checking/side_effects.py). `random` is the state of each random generator after the call.
+    `changed` contains inputs, by name. `changed_outputs` contains outputs of earlier calls, by number of the call.
+    `faults` describes other side effects, by name of the rule that they break (checking/side_effects.py). `random`
+    contains the state of each random generator after the call.
     """
 
     tensors: dict[str, TensorHeader]
@@ -163,25 +169,25 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
     """Results of timed calls for the judge; none if dropout makes them random."""
 
-    exchange: str  # path of the file that holds the tensors
+    exchange: str  # path of the file that contains the tensors
     tensors: dict[int, dict[str, TensorHeader]]  # by number of the call, and by name
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True):
-    """A request to sample blocks of a visit; `arms` pairs each arm with the spec of its implementation."""
+    """A request to sample the blocks of a visit; `arms` pairs each arm with the spec of its implementation."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
     cache: str = "warm"  # as in Plan
     launch: str = "eager"  # as in Plan
     verifies: bool = True  # check the answers of all arms afterwards
-    settles: bool = False  # reply only after all threads have stopped spinning, since another process runs next
+    settles: bool = False  # reply only when no thread spins any more, because another process runs next
     is_refereed: bool = False  # timed by the coordinator's clock (processes/worker_pool.py, `Referee`)
 
     def finished(
         self, samples: Mapping[Arm, Sequence[Sample]], called_s: float, states: Sequence[DeviceState] = ()
     ) -> VisitFinished:
-        """Build the reply from each arm's samples in time order, the seconds inside their calls, and device states."""
+        """Build the reply from each arm's samples in time order, the seconds inside all calls, and device states."""
         return VisitFinished(
             workload=self.workload.id,
             epoch=self.epoch,
@@ -194,7 +200,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """A request failed while `arm` was running; if that is the interference probe, the harness itself failed."""
+    """The failure of a request while `arm` was running; if `arm` is PROBE, the harness itself failed."""
 
     status: Status
     message: str
@@ -231,7 +237,7 @@ class FailedError(Exception):
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A call of a method of the worker, with keyword arguments as JSON.
 
-    Before a judge replies, it may send requests for the process with the candidate.
+    Before a judge replies, it may send requests of its own, which go to the process with the candidate.
     """
 
     function: str
@@ -288,12 +294,12 @@ def line(message: Request | Reply) -> bytes:
 class Heartbeat:
     """Eight bytes of shared memory, in which a worker announces the arm that it runs, for the coordinator to read.
 
-    Writing takes less than a microsecond, so the worker announces every sample in a block. The file has no name, so
-    nothing remains of it after the processes end.
+    Writing takes less than a microsecond, so the worker can announce every sample of a block. The memory is a file
+    without a name, so nothing remains of it after the processes end.
     """
 
     HARNESS, LOADING = 2**32 - 1, 2**32 - 2
-    """Values in place of an arm's index: the harness works, or an implementation is loaded."""
+    """Values in place of an arm's index: the harness itself is running, or an implementation is being loaded."""
     _LAYOUT = struct.Struct("<II")  # number of steps, index of the arm
 
     def __init__(self, file: int | None = None) -> None:
@@ -306,11 +312,11 @@ class Heartbeat:
         self._memory = mmap.mmap(file, self._LAYOUT.size)
 
     def beat(self, arm: int = 0) -> None:
-        """Announce a step of the arm with this index in the request; 0 if the request has one arm."""
+        """Announce a step of the arm at index `arm` of the request; the index is 0 if the request has only one arm."""
         self._LAYOUT.pack_into(self._memory, 0, (self.read()[0] + 1) % 2**32, arm)
 
     def read(self) -> tuple[int, int]:
-        """The number of announced steps, and the index of the current arm."""
+        """Return the number of announced steps, and the index of the current arm."""
         count, arm = self._LAYOUT.unpack_from(self._memory, 0)
         return count, arm
 

@@ -1,4 +1,4 @@
-"""Work outside of a run, in a worker: declarations, certificates of invariance, and attention inside a model."""
+"""Tasks of a worker outside of a run: read declarations, certify invariance, and check attention inside a model."""
 
 import tempfile
 from collections import defaultdict
@@ -17,16 +17,16 @@ from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
 
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
-"""Axes of a workload on which a certificate depends; the laws vary all others."""
+"""Axes of a workload on which a certificate depends; the laws of invariance vary all other axes."""
 LONGEST = 1024
-"""Largest number of keys in the shape of a certificate, which also stands for workloads with more keys."""
+"""Largest number of keys with which a certificate is tested; the certificate also covers workloads with more keys."""
 
 
 @contextmanager
 def worker(timeout_s: float, template: Template | None = None) -> Iterator[ProcessClient]:
-    """A client, inside the context, whose worker starts at the first request, and again at the next one after a loss.
+    """Provide a client whose worker starts at the first request; after a loss, the next request starts another worker.
 
-    The worker is forked from `template`, or from a temporary one. `timeout_s` limits the seconds of each step.
+    Workers are forked from `template` or, without it, from a temporary one. `timeout_s` limits the seconds of a step.
     """
     with ExitStack() as exits:
         if template is None:
@@ -36,10 +36,10 @@ def worker(timeout_s: float, template: Template | None = None) -> Iterator[Proce
 
 
 def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
-    """The declarations of implementations, by spec; files that do not import attnbench have none, and are not executed.
+    """Return the declarations of implementations, by spec; for `template` see `worker`.
 
-    Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, is left out,
-    because the check will report the failure.
+    A file that does not import attnbench declares nothing and is not executed. A file that ends its process, or hangs,
+    is left out, because the check will report the failure.
     """
     by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
     for spec in specs:
@@ -59,9 +59,9 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
-    """The shapes of a plan that need certificates, each once; axes that the laws vary have plain values.
+    """Return the distinct shapes of a plan that need certificates; axes that the laws vary get plain values.
 
-    Batches of requests stay as they are.
+    A batch of requests keeps all its values.
     """
     shapes: dict[tuple[object, ...], Workload] = {}
     for workload in workloads:
@@ -98,10 +98,10 @@ class ModelOutcome(msgspec.Struct, kw_only=True):
 def check_in_model(
     spec: ModelSpec, attentions: tuple[str, ...], *, budget_s: float, timeout_s: float, note: Callable[[str], object]
 ) -> ModelOutcome:
-    """Judge every attention in the model; if at least two agree, time these for `budget_s` seconds.
+    """Judge every attention in the model; if at least two are right, time the right ones for `budget_s` seconds.
 
-    `note` is called with the name of each step, which may take `timeout_s` seconds. If an attention crashes or hangs
-    the process, the model is rebuilt for the others.
+    `note` is called with the name of each step before it begins; a step may take `timeout_s` seconds. If an attention
+    crashes or hangs the process, the model is built again for the remaining attentions.
 
     Raises:
         ValueError: there is no model for the configuration, or it cannot be built.
@@ -112,7 +112,7 @@ def check_in_model(
         if isinstance(built, Failed):
             is_refused = built.raised == "ValueError"
             message = built.said if is_refused else f"the model cannot be built: {built.message}"
-            raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, and no type
+            raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, not a type
         outcome = ModelOutcome(built=built)
         for attention in attentions:
             note(f"checking {attention}")

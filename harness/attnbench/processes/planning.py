@@ -1,4 +1,4 @@
-"""Build plans: sweep, settings, implementations and limits, checked before any work begins."""
+"""Build plans from a sweep, settings, implementations and limits; check them before any work begins."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -22,7 +22,7 @@ from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
-"""Least default of `Plan.call_limit_s`, in seconds, if the settings define the workloads; else it is the sweep's."""
+"""Default of `Plan.call_limit_s`, in seconds, if settings define the workloads; the sweep's value if that is larger."""
 TIMEOUT_S = 60.0  # default of `Plan.timeout_s`
 LENGTH = "length"  # the axis of a ladder that changes the lengths of query and key together
 SEARCH_RANGES = {
@@ -33,11 +33,11 @@ SEARCH_RANGES = {
     "batch_size": (1, 128),
     "head_dim": (8, 256),
 }
-"""Axes along which crossovers can be searched, and the smallest and largest value by default."""
+"""Axes along which crossovers can be searched, with the default smallest and largest value of each."""
 
 
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
-    """The behaviours that a check should reject, for `Plan.rejects`.
+    """Return the behaviours that a check rejects, as a value of `Plan.rejects`.
 
     Raises:
         ValueError: `empty_rows` is not any or zero, or `hidden_nan` is not note or reject.
@@ -64,12 +64,12 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     declarations: Mapping[str, Declared] | None = None,
     **fields: Any,  # noqa: ANN401 - fields of Plan have several types
 ) -> Plan:
-    """Build the plan of a run; `fields` are further fields of it, and those that are None come from the sweep.
+    """Build the plan of a run. `fields` are further fields of Plan; None stands for the value of the sweep.
 
-    With `is_exact` the settings define the workloads, and the sweep only the limits; settings that name only the device
-    select workloads of the sweep. A `model` (a preset or a config.json) defines the workloads as well. `declarations`,
-    by spec, are read from files unless passed. `with_baseline` adds the baseline, which ratios need, if it is not
-    named. The `isolation` "process" gives each foreign implementation a process of its own.
+    With `is_exact`, the settings define the workloads and the sweep defines only the limits; but settings that name
+    only the device select workloads of the sweep. A `model` (a preset or a config.json) also defines the workloads.
+    `declarations` maps specs to declarations; None: these are read from the files. `with_baseline` adds the baseline,
+    which ratios need, if it is not named. `isolation="process"` gives each foreign implementation its own process.
 
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones.
@@ -112,7 +112,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
 
 
 def _participants(specs: Sequence[str], isolation: str) -> dict[str, Any]:
-    """The fields of a plan about its implementations."""
+    """Return the fields of a plan that describe its implementations."""
     foreign = tuple(plugins.name_of(spec) for spec in specs if plugins.is_foreign(spec))
     return {
         "implementations": tuple(specs),
@@ -122,7 +122,7 @@ def _participants(specs: Sequence[str], isolation: str) -> dict[str, Any]:
 
 
 def _present_devices() -> tuple[str, ...]:
-    """The names of the devices that `device=all` includes: all that seem present, the host first."""
+    """Return the names of the devices that `device=all` includes: all that seem present, the host first."""
     here = (name for name in names() if device(name).seems_present())
     return tuple(sorted(here, key=lambda name: not device(name).is_host))
 
@@ -135,15 +135,18 @@ def _require_devices(workloads: Iterable[Workload], *, needs_graphs: bool) -> No
 
 
 def _usual_baseline(chosen: sweeps.Sweep, workloads: Sequence[Workload]) -> str:
-    """The sweep's baseline; for paged batches one that reads pages: a dense time leaves out the gathering of keys."""
+    """Return the sweep's baseline or, if all workloads are paged, a baseline that reads pages.
+
+    The time of a dense baseline would not include gathering the keys from the pages.
+    """
     is_paged = all(workload.page_size for workload in workloads)
     return "paged_gather" if is_paged and chosen.baseline not in plugins.READ_PAGES else chosen.baseline
 
 
 def _usual_implementations(chosen: sweeps.Sweep, workloads: Sequence[Workload]) -> list[str]:
-    """The bundled implementations that the sweep does not leave out.
+    """Return the bundled implementations that the sweep does not leave out.
 
-    Those for several ranks, and those that read pages, are included only if a workload needs them.
+    Implementations for several ranks, and implementations that read pages, are included only if a workload needs them.
     """
     without = {*chosen.leave_out}
     if not any(workload.world_size > 1 for workload in workloads):
@@ -154,7 +157,7 @@ def _usual_implementations(chosen: sweeps.Sweep, workloads: Sequence[Workload]) 
 
 
 def _with_labels(typed: Sequence[str], baseline: str, *, with_baseline: bool) -> tuple[list[str], str]:
-    """The specs of a run, labelled, with the baseline at their end if it is missing; and the baseline's name."""
+    """Return the labelled specs of a run, with a missing baseline added at the end, and the name of the baseline."""
     specs = plugins.labelled(typed)
     baseline_spec = dict(zip(typed, specs, strict=True)).get(baseline, baseline)
     name = plugins.name_of(baseline_spec)
@@ -165,7 +168,7 @@ def _with_labels(typed: Sequence[str], baseline: str, *, with_baseline: bool) ->
 
 
 def _limits(chosen: sweeps.Sweep, *, is_timed: bool, stands_alone: bool) -> dict[str, Any]:
-    """The fields of a plan that the sweep sets unless the user does."""
+    """Return the fields of a plan that come from the sweep unless the user sets them."""
     return {
         "budget_s": chosen.budget_s if is_timed or not chosen.metrics else 0.0,  # a check times nothing
         "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
@@ -177,7 +180,7 @@ def _limits(chosen: sweeps.Sweep, *, is_timed: bool, stands_alone: bool) -> dict
 
 
 def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -> dict[str, Axes]:
-    """The built-in axes of each implementation, by spec, without those that the user set."""
+    """Return the built-in axes of each implementation, by spec, without axes that the user has set."""
     typed = {*parsed}
 
     def not_typed(axes: Axes) -> Axes:
@@ -187,7 +190,7 @@ def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -
 
 
 def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
-    """Merge the built-in axes of all implementations, by spec, to compare these on the same workloads.
+    """Merge the built-in axes of all implementations (`built_in`, by spec), so that all run on the same workloads.
 
     Raises:
         ValueError: two implementations declare different values of an axis.
@@ -205,20 +208,20 @@ def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
 
 
 def _with_shared_axes(workloads: tuple[Workload, ...], built_in: Mapping[str, Axes]) -> tuple[Workload, ...]:
-    """Set the axes that any implementation has built in on all workloads, except a choice of several masks."""
+    """Set on all workloads the axes that an implementation has built in, except a choice between several masks."""
     merged = merge_built_in_axes(built_in)
     axes = {axis: value for axis, value in merged.items() if MASKS_BETWEEN not in str(value)}
     return apply_axes(workloads, axes) if axes else workloads
 
 
 def apply_axes(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
-    """Set these axes on all workloads, without duplicates; drop workloads that do not allow the values.
+    """Set axes on all workloads; drop duplicates, and workloads that do not allow the values.
 
-    If there are several masks (`MASKS_BETWEEN`), a workload keeps its mask if that is among them, and else gets one of
-    them in turn.
+    The axis `mask` may contain several masks, separated by MASKS_BETWEEN. A workload whose mask is among them keeps it;
+    other workloads get one of them in turn.
 
     Raises:
-        ValueError: no workload allows them.
+        ValueError: no workload allows the values.
     """
     distinct: dict[str, Workload] = {}
     problem: ValueError | None = None
@@ -243,7 +246,7 @@ def apply_axes(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...
 
 
 def _of_pages(chosen: sweeps.Sweep, parsed: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """The workloads of implementations that read pages, on the devices of the settings."""
+    """Return the workloads for implementations that read pages, on the devices that the settings name."""
     settings = {axis: values for axis, values in parsed.items() if axis == "device"}
     return sweeps.workloads(sweeps.load(chosen.of_pages), settings, devices)
 
@@ -255,10 +258,10 @@ def _each_suited(
     left_out: dict[str, tuple[str, ...]],
     of_pages: tuple[Workload, ...] = (),
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
-    """All workloads that the implementations need, and by name the ids of those that an implementation leaves out.
+    """Return all workloads that some implementation needs and, by implementation, the ids of those that it leaves out.
 
-    An implementation with built-in axes needs the workloads with these values, and leaves out all others. One that
-    reads pages needs those `of_pages`.
+    An implementation with built-in axes needs only the workloads with its values. An implementation that reads pages
+    needs only the workloads `of_pages`, if there are any. Each leaves out all other workloads.
     """
     by_spec = {spec: apply_axes(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     by_spec |= {spec: of_pages for spec in specs if of_pages and plugins.reads_pages(spec)}
@@ -271,14 +274,15 @@ def _each_suited(
 
 
 def plan_to_choose(planned: Plan) -> Plan:
-    """The plan of a run that finds the fastest implementation of each workload of a plan."""
+    """Turn a plan into the plan of a run that finds the fastest implementation of each of its workloads."""
     return msgspec.structs.replace(planned, stages=("check", "metrics", "choose"), num_rounds=CHOOSING_PROCESSES)
 
 
 def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
-    """The plan of a run that searches for crossovers of all pairs of these implementations along an axis.
+    """Turn a plan into the plan of a run that searches for crossovers of all pairs of implementations along an axis.
 
-    `low` and `high` are the smallest and largest value of the axis; 0: the default in `SEARCH_RANGES`.
+    A crossover is a value of the axis at which the faster implementation of a pair changes. `low` and `high` are the
+    smallest and largest value of the axis; 0: the default in `SEARCH_RANGES`.
 
     Raises:
         ValueError: fewer than two implementations are named, the axis is unknown, or `low` is not below `high`.
@@ -309,6 +313,6 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:
-    """The workload with another value of an axis; with other query heads, the ratio to key heads stays the same."""
+    """Set an axis of a workload; a new number of query heads keeps its ratio to the number of key/value heads."""
     more = {"num_kv_heads": max(1, value * base.num_kv_heads // base.num_heads)} if axis == "num_heads" else {}
     return base.with_axes({axis: value} | more)

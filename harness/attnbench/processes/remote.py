@@ -1,9 +1,9 @@
-"""A candidate in another process: the judge's stand-in for its module, and the end that holds the module.
+"""A candidate (code under test) in another process, and the judge's stand-in for the candidate's module.
 
-The judge draws inputs, knows the answers and compares; it never imports the code under test. Both processes exchange
-messages, and tensors as bytes in a shared file, so nothing that the candidate sends is executed. To the checks, a
-stand-in behaves like a module in their own process: they see in-place changes of an input, a gradient or an earlier
-output, and the candidate uses the states of the judge's random generators.
+The judge draws inputs, computes the right answers and compares; it never imports the code under test. Both processes
+exchange messages, and tensors as bytes in a shared file, so nothing that the candidate sends is executed. To the
+checks, a stand-in behaves like a module in their own process: they see in-place changes of an input, a gradient or an
+earlier output, and the candidate draws random numbers from the states of the judge's generators.
 """
 
 import os
@@ -45,20 +45,20 @@ from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 
 NUM_CALLS = 4
-"""Latest calls whose outputs and graphs are kept, since several forward calls may precede their backward calls."""
-NUM_INPUTS = 32  # latest received inputs that are kept, so that equal ones have the same memory in each call
+"""Number of latest calls whose outputs and graphs are kept: several forward calls may precede their backward calls."""
+NUM_INPUTS = 32  # latest received inputs that are kept, so that an input that is sent again has the same memory
 GRADIENT, ALONG, PARAMETER = "incoming gradient", "along ", "parameter "
 
 
 class CandidateError(FailedError):
-    """An error that a candidate raised in its process; it is raised as a subclass named like the original error."""
+    """An error that a candidate raised in its process; here it is a subclass with the name of the original class."""
 
     def __str__(self) -> str:
         return self.failed.said
 
 
 class CandidateLostError(BaseException):
-    """The candidate's process is gone. Not an Exception, so that handlers of the candidate's errors let it pass."""
+    """The candidate's process is gone. This is no Exception, so handlers of the candidate's errors do not catch it."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -66,7 +66,7 @@ class CandidateLostError(BaseException):
 
 
 class TensorFile:
-    """A file for tensors between two processes. Each `send` overwrites the file, so receivers copy it at once."""
+    """A file through which two processes exchange tensors. Each `send` overwrites it, so receivers copy it at once."""
 
     def __init__(self, path: str = "") -> None:
         """Open another process's file by its path; without a path, create a file."""
@@ -81,7 +81,7 @@ class TensorFile:
         weakref.finalize(self, self._file.close)
 
     def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, TensorHeader]]:
-        """Write the whole storage of each tensor; return the headers of each group, by name."""
+        """Write the whole storages of all tensors; return for each group the headers of its tensors, by name."""
         places, at = list[dict[str, TensorHeader]](), 0
         for tensors in groups:
             places.append({})
@@ -104,7 +104,7 @@ class TensorFile:
         return places
 
     def read(self, place: TensorHeader) -> Tensor:
-        """The bytes of a storage, uint8 (num_bytes,).
+        """Return the bytes of a storage, uint8 (num_bytes,).
 
         Raises:
             ValueError: the file is too short.
@@ -116,7 +116,7 @@ class TensorFile:
         return held
 
     def receive(self, place: TensorHeader, device: torch.device | str = "cpu") -> Tensor:
-        """A copy of the tensor on `device`, with the layout of the tensor that was sent."""
+        """Return a copy of a sent tensor on `device`, with the layout of the original."""
         tensor = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
         return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
 
@@ -126,29 +126,29 @@ def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The storage of a tensor as bytes, uint8 (N,), in the same memory."""
+    """View the whole storage of a tensor as bytes, uint8 (N,)."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def generators(name: str) -> list[Generator]:
-    """Torch's generators for a candidate on this device: the host's, and the device's own if it has one."""
+    """Return the random generators that a candidate on this device uses: the host's, and the device's if it has one."""
     index = torch.device(device(name).torch_device).index or 0
     return [torch.default_generator, *[*device(name).generators().values()][index : index + 1]]
 
 
 def states_of(generators: Iterable[Generator]) -> tuple[bytes, ...]:
-    """The state of each generator, seed included."""
+    """Return the state of each random generator, including its seed."""
     return tuple(each.get_state().numpy().tobytes() for each in generators)
 
 
 def set_states(generators: Iterable[Generator], states: Iterable[bytes]) -> None:
-    """Restore the state of each generator."""
+    """Restore the state of each random generator."""
     for each, state in zip(generators, states, strict=True):
         each.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
-    """The implementation that the judge checks in place of one in another process."""
+    """Create the implementation that the judge checks in place of the candidate in another process."""
 
     def unsupported(workload: Workload) -> str | None:
         is_longer = workload.scope == "module" and workload.kv_len != workload.seq_len
@@ -165,7 +165,7 @@ def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
 
 
 class Remote:
-    """The judge's end: builds stand-ins for a candidate's modules."""
+    """The judge's end of the connection, which builds stand-ins for a candidate's modules and sends their calls."""
 
     def __init__(self, ask: Ask, cell: Target) -> None:
         self._ask, self._cell = ask, cell
@@ -176,14 +176,14 @@ class Remote:
         self.forgotten: list[int] = []
 
     def build(self, kind: "type[StandIn]", weights: Weights) -> nn.Module:
-        """A stand-in for a module with these weights, which the candidate's process builds at the first call."""
+        """Build a stand-in for a module with these weights, which the candidate's process builds at its first call."""
         self.num_modules += 1
         module = kind(self, self.num_modules, weights)
         weakref.finalize(module, self.forgotten.append, self.num_modules)
         return module
 
     def call(self, stand_in: "StandIn", inputs: dict[str, Tensor], mask: BoundMask, *, needs: Iterable[str]) -> Tensor:
-        """The output of a forward call; `needs` names the inputs or weights that get a gradient."""
+        """Make a forward call; return its output. `needs` names the inputs and weights that get a gradient."""
         self.num_calls += 1
         parameters = {} if stand_in.is_built else dict(stand_in.named_parameters())
         stand_in.is_built = True
@@ -213,14 +213,14 @@ class Remote:
         return output
 
     def backward(self, call: int, grad_output: Tensor, along: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The gradients of a call's backward pass, by name; second derivatives with `along` (case.pull_back_twice)."""
+        """Return the gradients of a call, by name; with `along`, its second derivatives (case.pull_back_twice)."""
         tensors = {GRADIENT: grad_output} | {f"{ALONG}{name}": tensor for name, tensor in (along or {}).items()}
         reply = self._asked(Backward, call=call, tensors=self._exchange.send(tensors)[0])
         self._see_changes(reply, tensors)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
-        """Raise for faults of the call, and apply the candidate's in-place changes to the judge's tensors."""
+        """Raise an error if the call has faults; repeat the candidate's in-place changes on the judge's tensors."""
         side_effects.require_faultless(reply.faults)
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))
@@ -256,7 +256,7 @@ class StandIn(nn.Module):
             self.register_parameter(f"{name} weights", nn.Parameter(tensor.detach(), requires_grad=False))
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
-        """Tokens (B, T, D) and, in cross-attention, context (B, S, D) -> (B, T, D)."""
+        """Call the module: tokens (B, T, D) and, in cross-attention, context (B, S, D) -> (B, T, D)."""
         return self.made_there({"x": x} if context is None else {"x": x, "context": context}, mask)
 
     def made_there(self, operands: dict[str, Tensor], mask: BoundMask) -> Tensor:
@@ -268,19 +268,19 @@ class StandIn(nn.Module):
         return output
 
     def second_derivatives(self, output: Tensor, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The second derivatives of the call that returned `output`, by the names in `along`."""
+        """Return the second derivatives of the call that returned `output`, by the names in `along`."""
         return self.remote.backward(output.grad_fn.call, grad_output, along)  # type: ignore[union-attr] # _RemoteCall
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        """Compute attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
         return self.made_there({"query": query, "key": key, "value": value}, mask)
 
 
 class _Packs(StandIn):
-    """A stand-in for a candidate with `pack`, which maps canonical weights to parameters; here both are equal."""
+    """A stand-in for a candidate that has `pack`, which maps canonical weights to parameters; here both are equal."""
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The parameters, by name."""
+        """Return the parameters by name: the canonical weights."""
         return {f"{name} weights": tensor for name, tensor in weights.tensors().items()}
 
 
@@ -289,7 +289,7 @@ class _RemoteCall(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stand_in: StandIn, mask: BoundMask, inputs: tuple[str, ...], *tensors: Tensor) -> Tensor:  # noqa: ANN401
-        """Make the call; the tensors are inputs, then parameters."""
+        """Make the call; `tensors` are the inputs, followed by the parameters."""
         ctx.names = (*inputs, *(name for name, _ in stand_in.named_parameters()))
         needs = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if needed]
         ctx.remote = stand_in.remote
@@ -299,14 +299,14 @@ class _RemoteCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The gradients, in the order of the tensors."""
+        """Return the gradients of the arguments of `forward`, in their order."""
         gradients = ctx.remote.backward(ctx.call, grad_outputs[0])
         return None, None, None, *(gradients.get(name) for name in ctx.names)
 
 
 @dataclass
 class _Called:
-    """A call with a kept graph: its output, a copy of the output as sent, and the tensors with gradients."""
+    """A call whose graph is kept: its output, a copy of the output as sent, and the tensors that get gradients."""
 
     output: Tensor
     sent: Tensor
@@ -316,7 +316,7 @@ class _Called:
 
 
 class Candidates:
-    """The candidate's end: its modules, and the inputs and results of their latest calls."""
+    """The candidate's end of the connection: its modules, and the inputs and results of their latest calls."""
 
     _exchange: TensorFile  # the file of the current request
     _generators: list[Generator]  # the random generators of the request's device
@@ -341,7 +341,7 @@ class Candidates:
         if request.weights:
             sent = {name: self._exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
-            with side_effects.watch_call({}):  # restores the random state: many constructors set a seed, and may
+            with side_effects.watch_call({}):  # restores the random state: a constructor is allowed to set a seed
                 self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
@@ -366,7 +366,7 @@ class Candidates:
             there = msgspec.structs.replace(scoped, mask=request.mask, layout="contiguous", dropout=0.0, **sizes)
         else:
             there = msgspec.structs.replace(scoped, batch=cache.batch, shared_prefix=cache.shared_prefix)
-        if reason := implementation.unsupported(there):  # the sizes of rules and diagnoses differ
+        if reason := implementation.unsupported(there):  # rules and diagnoses use other sizes than the workload
             raise NotImplementedError(reason)
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
         with side_effects.watch_call({}, mask, inputs=tensors.values()) as seen, mode:
@@ -414,10 +414,10 @@ class Candidates:
         return self._reply(request, {GRADIENT: grad_output}, found, seen)
 
     def _received(self, request: Call, here: str) -> dict[str, Tensor]:
-        """The tensors of a call by name, in the same memory as before if the judge sent them earlier.
+        """Return the tensors of a call by name; a tensor that was sent before gets the same memory as before.
 
-        Tensors that share memory in the judge's process share it here. A tensor with several names is one tensor here;
-        two views of the same memory are two tensors, each with its own gradient.
+        Tensors that share memory in the judge's process also share it here. A tensor with several names is one tensor
+        here. Two views of the same memory are two tensors, each with its own gradient.
         """
         received: dict[str, Tensor] = {}
         places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
@@ -446,7 +446,7 @@ class Candidates:
     def _reply(
         self, request: Backward, given: Mapping[str, Tensor], made: dict[str, Tensor], faults: dict[str, str]
     ) -> Tensors:
-        """A message with the results, and with inputs and earlier outputs that were changed in place."""
+        """Build a reply from the results, and from inputs and earlier outputs that were changed in place."""
         changed = {
             name: bytes_of(tensor).cpu()
             for name, tensor in given.items()

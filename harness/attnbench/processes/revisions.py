@@ -1,9 +1,9 @@
 """Compare two states of the code in one run: revisions, folders, files or environments (docs/adr/0020).
 
-Each implementation takes part twice, from the base's files and from the candidate's; this harness checks and times
-both. The files of a revision are exported to a folder of their own. No worktree is registered and files are exported
-through a separate index, so the repository is only read, and a kill leaves nothing in `.git`. Source:
-https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
+Each implementation takes part twice, once from the files of the base and once from the files of the candidate; this
+harness checks and times both. The files of a revision are exported to a folder of their own. No worktree is registered
+and files are exported through a separate index, so the repository is only read, and a killed process leaves nothing in
+`.git`. Source: https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
 """
 
 import ast
@@ -31,23 +31,24 @@ FORMS = "rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, the path of a python,
 ENVIRONMENT = "env:"  # marks the folder of a virtual environment
 SIDES_FOLDER = "sides"  # subfolder of a run in progress with the checked-out files
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
-"""A file whose text contains one of these may register objects for the whole process, or import what cannot be
-predicted: it is not self-contained."""
+"""A file that contains one of these texts is not self-contained: it may register objects for the whole process, or
+import modules that cannot be predicted."""
 LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
-"""Modules that torch imports late. A folder with a file of such a name is not searched, because the file would hide the
-module."""
+"""Modules that torch imports only when it needs them. A folder that contains a file with one of these names is not
+searched for modules, because the file would hide the module that torch needs."""
 ENGLISH = {"LC_ALL": "C"}  # environment in which git's messages are not translated
 
 
 def plan(
     base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
 ) -> Plan:
-    """The plan of a run in `folder` that compares two sides, given as in FORMS; checks them out below `folder`.
+    """Build the plan of a run in `folder` that compares two sides, which are typed as in FORMS.
 
-    `fields` are parameters of build_plan. With `is_apart`, each side has its own processes.
+    Both sides are checked out below `folder`; after an error, their files are removed. `fields` are parameters of
+    build_plan. With `is_apart`, each side has its own processes.
 
     Raises:
-        ValueError: a value is not allowed; the message says what is. After any error, checked-out files are removed.
+        ValueError: a value is not allowed; the message lists the allowed ones.
     """
     try:
         return _plan((base_text, candidate_text), fields, folder, is_apart=is_apart)
@@ -67,7 +68,7 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
         raise ValueError("no implementation is named: give --implementation FILE.py:NAME")
     base, candidate = (_side(text, _checkout(folder, place)) for place, text in enumerate(texts))
     lost, new = dict[str, str](), dict[str, str]()  # why the candidate, or the base, lacks an implementation, by name
-    if all(are_files):  # both get the name of the candidate's
+    if all(are_files):  # on both sides, the implementation has the name that it has in the candidate's file
         plugins.check_specs([f"base={texts[0]}", f"candidate={texts[1]}"])
         on_base, on_candidate = ({plugins.name_of(texts[1]): text} for text in texts)
     else:
@@ -116,9 +117,9 @@ def _side(text: str, target: Path) -> Side:
 
 
 def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
-    """Whether the texts of base and candidate describe these sides of the run in `folder`.
+    """Whether `texts`, typed for base and candidate, describe the sides of the run in `folder`.
 
-    That is so if both have the same folders, commits and interpreters.
+    They do if folder, commit and interpreter of both sides are the same.
 
     Raises:
         ValueError: a text describes no side.
@@ -132,7 +133,7 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 
 
 def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[str, str]:
-    """The spec of each named implementation on one side, by name; `missing` gets the reason for each absent one.
+    """Return the spec of each named implementation on one side, by name; put the reasons for missing ones in `missing`.
 
     Typed paths are relative to the side's root or, for a revision, to the current folder.
     """
@@ -160,7 +161,7 @@ def _inside(path: Path, side: Side) -> Path:
     """Make a typed path relative to the side's root.
 
     Raises:
-        ValueError: it lies outside of the root.
+        ValueError: the path lies outside of the root.
     """
     is_revision = side.given.startswith(REVISION)
     if not is_revision and not path.is_absolute():
@@ -192,7 +193,7 @@ def remove_checkouts(folder: Path) -> None:
 
 @contextmanager
 def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
-    """Provide both sides' files inside the context; after a kill they stay in the run's folder until it is resumed.
+    """Provide the files of both sides inside the context; after a kill, they stay until the run is resumed.
 
     Raises:
         ValueError: a side cannot be checked out.
@@ -208,14 +209,14 @@ def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
 def is_self_contained(path: Path) -> bool:
     """Whether the file imports only Python's own modules, torch, numpy and this package, and changes none of them.
 
-    Two states of such a file can live in one process without interfering.
+    Two versions of such a file can be loaded into one process without affecting each other.
 
     Raises:
         SyntaxError: the file is not valid Python.
     """
     text = path.read_text(encoding="utf-8")
     names: set[str] = set()  # top-level modules that the file imports; "" for a relative import
-    known, written = set[str](), set[str]()  # names that imports bind, and those whose attributes are assigned
+    known, written = set[str](), set[str]()  # names that imports bind, and names whose attributes are assigned
     for node in ast.walk(ast.parse(text, filename=str(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
@@ -230,11 +231,12 @@ def is_self_contained(path: Path) -> bool:
 
 
 def side_folders(side: Side) -> list[Path]:
-    """The folders with a side's own modules, which a process searches before installed packages.
+    """Return the folders with a side's own modules, which a process searches before installed packages.
 
-    These are all folders from the root down to that of each implementation's file, and their subfolders `src`. The
-    outermost comes first, so that a file next to an implementation, such as `bench/foo.py`, does not hide a package
-    `foo` above it. Folders that are packages are left out, since their modules are imported by the package's name.
+    These are the folders on the path from the side's root to the file of each implementation, and their subfolders
+    `src`. The outermost comes first, so that a file next to an implementation, such as `bench/foo.py`, does not hide a
+    package `foo` above it. Folders that are packages are left out, because their modules are imported by the package's
+    name.
     """
     files = [file for spec in side.implementations.values() if (file := plugins.split(spec)[0]) is not None]
     if not side.root or not files:
@@ -251,7 +253,7 @@ def side_folders(side: Side) -> list[Path]:
 
 
 def repository_root() -> Path:
-    """The root of the repository that contains the current folder.
+    """Return the root of the repository that contains the current folder.
 
     Raises:
         ValueError: the folder is in no repository, git refuses to read it, or git is not installed.
@@ -260,7 +262,7 @@ def repository_root() -> Path:
 
 
 def resolve(revision: str) -> str:
-    """The full digest of the commit that `revision` names: a branch, a tag, a digest or any other name in git.
+    """Return the full hash of the commit that `revision` names: a branch, a tag, a hash or any other name in git.
 
     Raises:
         ValueError: there is no such revision, or no repository.
@@ -297,7 +299,7 @@ def export(commit: str, target: Path) -> None:
 
 
 def current_commit() -> str:
-    """The current commit, with + after it if tracked files have changed since; "" outside of a repository."""
+    """Return the current commit, followed by + if tracked files have changed since; "" outside of a repository."""
     try:
         head = _git("rev-parse", "HEAD").strip()
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")

@@ -32,14 +32,14 @@ START_TIMEOUT_S = 120.0  # time limit of a start, in seconds
 POLL_S = 1.0  # seconds between two looks at the heartbeat
 CHUNK = 2**20  # most bytes to read at once
 ENDING_S, WATCH_S = 1.0, 0.01
-"""Seconds in which a process ends after it has closed its socket, and between two looks whether it has ended."""
-CLOSING_S = 10.0  # seconds in which a template ends by itself after its socket was closed
+"""Seconds to wait for the end of a process that has closed its socket, and seconds between two looks at it."""
+CLOSING_S = 10.0  # seconds to wait for the end of a template after its socket was closed
 LONGEST_ANSWER = 2**27  # bytes
 MOST_STEPS = 20  # a request may last this many timeouts for each of its arms
-JUDGED = ("check", "judge_output")  # functions of the judge
+JUDGED = ("check", "judge_output")  # functions that the judge executes
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
-"""Environment variable for the number of Inductor's compiling processes. With more than one, they run during timed
-calls."""
+"""Environment variable for the number of Inductor's compiling processes. Workers use one, unless the user sets another
+number: several would run during timed calls."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
 NUM_STARTS = 2  # attempts to start a process
@@ -50,14 +50,14 @@ PACKAGE = "attnbench"
 
 
 def module_path(*folders: Path) -> str:
-    """PYTHONPATH of a process that searches these folders first, and then those of this process."""
+    """Return the PYTHONPATH of a process that searches `folders` first, and then the PYTHONPATH of this process."""
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
 
 
 def harness_folder(folder: Path) -> Path:
-    """Link only this package into `folder`, for use in a search path; return the folder's full path.
+    """Create a link to this package in `folder`, for use in a search path; return the folder's full path.
 
-    The folder in which this package is installed may hold others, too.
+    The folder in which this package is installed is not used, because it may contain other packages.
     """
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / PACKAGE
@@ -67,17 +67,17 @@ def harness_folder(folder: Path) -> Path:
 
 
 class WorkerClient(Protocol):
-    """A session's interface to one worker, to several, or to a simulated one. Leaving its context stops all of them."""
+    """A session's interface to one worker, to several, or to a simulated one. Leaving its context stops all workers."""
 
     @property
     def is_running(self) -> bool:
         """Whether a worker is running."""
 
     def start(self, layout: int = 0) -> Started:
-        """Replace the worker by a fresh one, and return its environment; each `layout` gives another memory layout.
+        """Start a fresh worker in place of the current one; return its environment. `layout` seeds its memory layout.
 
         Raises:
-            ValueError: it cannot start.
+            ValueError: the worker cannot start.
         """
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
@@ -91,7 +91,7 @@ class WorkerClient(Protocol):
         """Stop the worker at once."""
 
     def abandon(self) -> None:
-        """Let the request in progress fail, and start no process again; may be called by another thread."""
+        """Let the request in progress fail, and start no more processes; another thread may call this."""
         return
 
     def __enter__(self) -> Self:
@@ -102,10 +102,11 @@ class WorkerClient(Protocol):
 
 
 class Template:
-    """The process that forks or spawns workers (processes/worker/__main__.py); started at the first request.
+    """The process that forks or spawns workers (processes/worker/__main__.py); it starts at the first request.
 
-    `settings` are further environment variables, `python` another interpreter, `home` the folder with this package, and
-    `folders` are searched before installed packages. The template and its workers print into `log`.
+    `settings` are additional environment variables, `python` is the path of another interpreter, and `home` is the
+    folder that contains this package. `folders` are searched for modules before installed packages. The template and
+    its workers print into `log`.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Template:
         self._line: socket.socket | None = None
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._has_forked = False
-        self.is_over = threading.Event()  # set after an interruption: nothing is started any more
+        self.is_over = threading.Event()  # set after an interruption: no more processes are started
         self.judge: ProcessClient | None = None  # started at the first check
 
     def fork(self, line: socket.socket, heartbeat: int) -> int:
@@ -142,23 +143,23 @@ class Template:
             return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
     def end(self, worker: int) -> int:
-        """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before.
+        """End a worker and all its descendants; return its exit code, or minus the number of the signal that ended it.
 
         Raises:
-            OSError: the template has ended, so the exit code is unknown; the worker has ended nevertheless.
+            OSError: the template has ended, so the exit code is unknown; the worker is killed nevertheless.
         """
         try:
             return self._ask(worker)
         except OSError:
-            for kill in (os.killpg, os.kill):  # a freshly forked one has no group of its own yet
+            for kill in (os.killpg, os.kill):  # a freshly forked worker has no process group of its own yet
                 with suppress(ProcessLookupError):
                     kill(worker, signal.SIGKILL)
             raise
 
     def forget_code(self) -> None:
-        """Let the judge forget results of rules, since the judged code has changed; it keeps the right answers.
+        """Let the judge forget results of rules, because the judged code has changed; it keeps the right answers.
 
-        After an earlier check that was abandoned, as after an error in one of two lanes, processes may start again.
+        If an earlier check was abandoned, for example after an error in one of two lanes, processes may start again.
         """
         self.is_over.clear()
         if self.judge is not None and self.judge.is_running:
@@ -172,7 +173,7 @@ class Template:
         self._end()
 
     def _end(self) -> None:
-        """End the process and all its workers; their clients notice it at their next request."""
+        """End the template's process and all its workers; a worker's client notices this at its next request."""
         if self._process is None:
             return
         assert self._line is not None
@@ -191,10 +192,10 @@ class Template:
             self._files = None
 
     def start(self) -> None:
-        """Start the process without waiting for it; `fork` calls this if necessary.
+        """Start the template's process without waiting until it is ready; `fork` calls this if necessary.
 
         Raises:
-            OSError: it cannot start.
+            OSError: the process cannot start.
         """
         self._end()
         if messages.spawns():
@@ -214,7 +215,7 @@ class Template:
         self._line.settimeout(START_TIMEOUT_S)
 
     def log_size(self) -> int:
-        """Bytes in the log, which is cut first if it is too long; 0 without a log."""
+        """Return the size of the log in bytes, after cutting it if it is too long; 0 if there is no log."""
         with suppress(OSError):
             if self.log.stat().st_size > LONGEST_LOG:
                 os.truncate(self.log, KEPT_LOG)
@@ -222,7 +223,7 @@ class Template:
         return 0
 
     def printed_since(self, start: int) -> str:
-        """The last line printed since the log had `start` bytes; "" if there is none."""
+        """Return the last line in the log after the first `start` bytes that is not empty; "" if there is none."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(start, self.log_size() - LONGEST_LINE))
             lines = [sanitize_line(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
@@ -248,11 +249,11 @@ class Template:
 
 
 class ProcessClient(WorkerClient):
-    """The client of a process that holds implementations and handles one request at a time.
+    """The client of one process, which loads implementations and handles one request at a time.
 
-    A start replaces the process. Checks go through the template's judge, a process that loads no implementation, knows
-    the right answers and compares. `timeout_s` limits the seconds between two heartbeats. Leaving the client's context
-    stops the process and, if the client owns its template, the template, too.
+    `start` replaces the process. Checks go through the template's judge: a process that loads no implementation,
+    computes the right answers and compares. `timeout_s` limits the seconds between two heartbeats. Leaving the client's
+    context stops the process and, if the client owns its template, the template, too.
     """
 
     def __init__(self, template: Template, timeout_s: float, *, owns_template: bool = True) -> None:
@@ -264,7 +265,7 @@ class ProcessClient(WorkerClient):
         self._worker = 0  # its process id
 
     def sibling(self) -> "ProcessClient":
-        """The client of another process of the same template and judge. Exit it before this one, which closes both."""
+        """Create a client of another process of the same template; exit it before this one, which ends the template."""
         return ProcessClient(self.template, self.timeout_s, owns_template=False)
 
     @property
@@ -279,7 +280,7 @@ class ProcessClient(WorkerClient):
 
     @property
     def processor_s(self) -> float:
-        """Processor seconds of the process and its descendants; 0 if it has ended."""
+        """CPU seconds that the process and its descendants have used; 0 if the process has ended."""
         total_s = 0.0
         with suppress(psutil.Error):
             for each in (process := psutil.Process(self.process_id), *process.children(recursive=True)):
@@ -287,10 +288,10 @@ class ProcessClient(WorkerClient):
         return total_s
 
     def start(self, layout: int = 0) -> Started:
-        """Start a fresh process, with another memory layout for each `layout`, and return its environment.
+        """Start a fresh process, whose memory layout depends on the seed `layout`, and return its environment.
 
-        A process that ends during its start is started once more. Source: Mytkowicz et al., Producing Wrong Data
-        Without Doing Anything Obviously Wrong, 2009, https://doi.org/10.1145/1508244.1508275.
+        A process that ends during its start is started once more. Source of different layouts: Mytkowicz et al.,
+        Producing Wrong Data Without Doing Anything Obviously Wrong, 2009, https://doi.org/10.1145/1508244.1508275.
 
         Raises:
             ValueError: the process cannot start; the message quotes the last line that it printed.
@@ -314,7 +315,7 @@ class ProcessClient(WorkerClient):
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
-        """Call a function, starting the process if necessary; the template's judge handles those in JUDGED."""
+        """Call a function, and start the process if necessary; functions in JUDGED are sent to the template's judge."""
         if not self.is_running:
             self.start()
         request = messages.request(function, arguments)
@@ -329,7 +330,7 @@ class ProcessClient(WorkerClient):
         return reply
 
     def _judged(self, request: Request, result: type[T]) -> T | Failed | Request:
-        """The judge's reply; this process answers the judge's requests to the implementation."""
+        """Send a request to the judge; return its reply. This process answers the judge's requests to the candidate."""
         judge = self.template.judge = self.template.judge or self.sibling()
         if not judge.is_running:
             judge.start()
@@ -337,7 +338,7 @@ class ProcessClient(WorkerClient):
         while isinstance(reply, Request):
             answer = self.exchange(reply, messages.CONSULTED[reply.function], num_steps=MOST_STEPS)
             reply = judge.exchange(messages.reply(answer), result, may_ask=True)
-        if judge.is_spent:  # its own device fails, regardless of the judged implementation
+        if judge.is_spent:  # for example if the judge's own device has failed
             judge.stop()
         if isinstance(reply, Failed) and not judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
@@ -354,8 +355,8 @@ class ProcessClient(WorkerClient):
     ) -> T | Failed | Request:
         """Send a message to this process; return the reply, or Failed if none comes within `num_steps` timeouts.
 
-        `timeout_s` limits the seconds between two heartbeats; 0: as set at the construction. With `may_ask`, the reply
-        may be a request.
+        `timeout_s` limits the seconds between two heartbeats; 0: the client's own `timeout_s`. With `may_ask`, the
+        process may send a request of its own instead of a reply.
         """
         timeout_s = timeout_s or self.timeout_s
         if self._line is None:
@@ -386,7 +387,7 @@ class ProcessClient(WorkerClient):
     def _read_line(self, timeout_s: float, num_steps: float) -> bytearray:
         """Read one line, which is a complete reply, because the worker handles one request at a time.
 
-        A process could announce steps without end, so the whole time is limited to `num_steps` timeouts.
+        A process could announce steps forever, so the whole time is limited to `num_steps` timeouts.
         """
         assert self._line is not None
         until_s = time.monotonic() + num_steps * timeout_s
@@ -410,7 +411,7 @@ class ProcessClient(WorkerClient):
         return text
 
     def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
-        """End the worker, and return its current arm's failure; if `message` is "", describe how the process ended."""
+        """End the worker, and return the failure of its current arm; if `message` is "", describe how it ended."""
         _, index = self._heartbeat.read()
         ended_itself = self._has_ended(ENDING_S)
         code = self.stop()
@@ -434,7 +435,7 @@ class ProcessClient(WorkerClient):
         )
 
     def _has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether the process has ended, or does so within `within_s` seconds, regardless of its children."""
+        """Whether the process has ended, or ends within `within_s` seconds; its children do not count."""
         until_s = time.monotonic() + within_s
         while True:
             try:
@@ -447,7 +448,7 @@ class ProcessClient(WorkerClient):
             time.sleep(WATCH_S)
 
     def abandon(self) -> None:
-        """Let the request in progress fail, and start no process again."""
+        """Let the request in progress fail, and start no more processes."""
         self.template.is_over.set()
 
     def stop(self) -> int | None:

@@ -1,7 +1,7 @@
-"""Several workers behind the interface of one: each holds some of the arms, and samples its part of each block.
+"""Several workers behind the interface of one: each worker runs some of the arms, and samples its part of each block.
 
-All blocks of a process share its bias. So a comparison of arms in two processes gets one number from each epoch, that
-is, from each start of fresh processes (docs/adr/0020).
+All blocks of a process share the bias of that process. So a comparison of arms in two processes gets only one number
+from each epoch, that is, from each start of fresh processes (docs/adr/0020).
 """
 
 import math
@@ -27,27 +27,27 @@ from attnbench.workloads.workload import Workload
 
 SHARED = ""  # name of the worker of all trusted arms
 TURN_S = 80e-3
-"""Least seconds of samples in a turn of a worker, divided among its arms, and long against the 20 ms of untimed calls
-with which a turn begins (`WARM_S`)."""
+"""Least total seconds of the samples in one turn of a worker, divided among its arms. It is long compared with the
+20 ms of untimed calls at the start of a turn (`WARM_S`)."""
 LEAST_S, MOST_S = 1e-9, 1e9
 """The shortest and the longest call, in seconds, that an untrusted process may report."""
 REFEREED_S = 20e-3
-"""Least seconds of a refereed sample, long against the tenth of a millisecond in which coordinator and worker wake each
-other."""
+"""Least seconds of a refereed sample. They are long compared with the 0.1 ms that coordinator and worker need to wake
+each other."""
 REFEREED_BYTES = 2**28
-"""A refereed sample has fewer calls if the inputs and outputs of the calls would exceed this size, but at least two; to
-be unpredictable it may have up to twice as many."""
+"""Limit for the inputs and outputs of all calls of a refereed sample, in bytes. It reduces the number of calls, but not
+below two. The actual number of calls is random, up to twice as large, so that code cannot predict it."""
 NUM_JUDGED_FIRST, NUM_JUDGED = 3, 1  # judged outputs of a cell's first sample in a visit, and of each later sample
 NUM_LOOKS, IDLE_S, BUSY_SHARE = 4, 0.05, 0.5
-"""Looks at an untrusted process between requests, the seconds of each look, and the share of a processor that the
-process must stay below in at least one of them."""
+"""Number of looks at an untrusted process between requests, seconds of each look, and a share of one processor: in at
+least one look, the process must use less than this share."""
 DRAWS = random.SystemRandom()
 """Random numbers for refereed samples, unpredictable for code under test."""
 
 
 @dataclass
 class Part:
-    """One worker's part of a visit."""
+    """One worker's part of a visit: the worker's client, and the arms that it samples."""
 
     client: WorkerClient
     arms: tuple[tuple[Arm, str], ...]  # each with the spec of its implementation
@@ -55,7 +55,7 @@ class Part:
 
     @property
     def num_arms(self) -> int:
-        """The number of arms without the probe."""
+        """The number of arms, not counting the interference probe."""
         return sum(arm != PROBE for arm, _ in self.arms)
 
     def ask(self, function: str, result: type[T], /, **arguments: object) -> T:
@@ -70,7 +70,7 @@ class Part:
         return reply
 
     def sample(self, request: SampleBlocks) -> VisitFinished:
-        """Sample blocks; the reply of an untrusted worker must have the requested arms, with positive times.
+        """Sample blocks; require that the reply of an untrusted worker has the requested arms and possible times.
 
         Raises:
             FailedError: the request has failed, or the reply is invalid.
@@ -86,14 +86,14 @@ class Part:
 
 
 def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
-    """Take the blocks of a visit: in each block the workers take their parts one after the other, in a random order.
+    """Sample the blocks of a visit: in each block the workers sample their parts one by one, in a random order.
 
-    Every turn begins with untimed calls, since the worker was asleep. If the times of an arm are unknown, a first block
-    is taken and dropped, so that all workers choose their settings from the same times of all arms.
+    Every turn begins with untimed calls, because the worker was asleep. If the time of any arm is unknown, a first
+    block is sampled and dropped, so that all workers derive their settings from the same times of all arms.
 
-    The slowest interference probe of the trusted workers counts, and slots are numbered across workers. An untrusted
-    worker affects only the times of its own arms. All other work happens outside of the blocks, so that the parts of a
-    block are close in time: workers prepare first, and verify their answers at the end.
+    In each block, the slowest sample of the interference probe by a trusted worker counts. Slots are numbered across
+    workers. An untrusted worker affects only the times of its own arms. Workers prepare before the first block and
+    verify their answers after the last one, so that the parts of a block are close in time.
 
     Raises:
         FailedError: a worker has failed.
@@ -137,23 +137,23 @@ def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
         for arm, sample in taken.items():
             samples[arm].append(sample)
         num_taken += step is block
-        if request.longest_s and taken:  # a request has one block, so its worker cannot leave any out
+        if request.longest_s and taken:  # a request has one block, so a worker cannot keep to the limit by itself
             block_s = sum(each.value * each.num_calls for each in taken.values())
             most = max(1, min(most, int(request.longest_s / block_s)))
     return request.finished(samples, called_s, states)
 
 
 def _placed(sample: Sample, request: SampleBlocks, block: int, slot: int) -> Sample:
-    """The sample with its epoch, visit, block and slot."""
+    """Return the sample with its epoch, visit, block and slot filled in."""
     return msgspec.structs.replace(sample, epoch=request.epoch, visit=request.number, block=block, slot=slot)
 
 
 class Referee:
-    """Times the blocks of a visit by the coordinator's clock, for code that may cheat.
+    """A timer of the blocks of a visit by the coordinator's clock, for code that may cheat.
 
-    Each sample is one request for prepared calls, each on new random inputs. Afterwards the judge gets some outputs of
-    untrusted code, chosen at random. No time that the process reports is used, so a sample includes the tenth of a
-    millisecond in which both processes wake each other.
+    A sample is the time of one request, in which a worker makes prepared calls, each on new random inputs. Afterwards
+    the judge checks randomly chosen outputs of untrusted code. Times that the worker reports are not used. So a sample
+    includes the 0.1 ms in which both processes wake each other.
     """
 
     def __init__(self, judge: WorkerClient, now: Callable[[], float]) -> None:
@@ -163,7 +163,7 @@ class Referee:
         """Sample the blocks of the visit, in a random order of arms.
 
         Raises:
-            FailedError: a worker has failed, or an output is wrong.
+            FailedError: a worker has failed, an untrusted one is busy between requests, or an output is wrong.
         """
         for part in parts:
             if part.owner is not None:
@@ -194,7 +194,7 @@ class Referee:
         return request.finished(samples, called_s)
 
     def _typical_s(self, part: Part, cell: Target) -> float:
-        """Seconds of a call, from samples that get up to four times longer until one is long enough.
+        """Estimate the seconds of a call from samples with up to four times more calls each, until one is long enough.
 
         The first sample does not count, because its calls may compile.
         """
@@ -227,7 +227,7 @@ class Referee:
 
 
 def _num_calls(workload: Workload, call_s: float) -> int:
-    """The number of calls that last REFEREED_S, or fewer if their data exceeds REFEREED_BYTES; at least 2."""
+    """Return the number of calls that last REFEREED_S, or fewer if their data exceeds REFEREED_BYTES; at least 2."""
     held_bytes = compulsory_bytes(workload) * workload.num_heads // workload.num_kv_heads  # heads may be repeated
     return max(2, min(math.ceil(REFEREED_S / call_s), REFEREED_BYTES // held_bytes))
 
@@ -235,9 +235,10 @@ def _num_calls(workload: Workload, call_s: float) -> int:
 class WorkerPool(WorkerClient):
     """Several workers behind the interface of one: one per side, or a shared one and one per untrusted arm.
 
-    `runner` maps an arm to the name of its worker. The workers in `clients` start with each epoch. If they include the
-    shared worker, an arm with any other name is untrusted, and its own process starts at its first request in the
-    epoch. Every worker also times the interference probe, so that identical code is timed the same way in each.
+    `runner` maps an arm to the name of its worker. The workers in `clients` start at the beginning of each epoch. If
+    they include the shared worker, an arm of any other worker is untrusted, and that worker starts at its first request
+    in the epoch. Every worker also times the interference probe, so that identical code is timed in the same way in
+    all workers.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class WorkerPool(WorkerClient):
         return self.clients[name].start(random.Random(f"{self.seed}/{self.layout}/{name}").getrandbits(31))
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
-        """Call a function of the worker that holds the cell's arm; workers take the blocks of a visit in turn."""
+        """Call a function of the worker that runs the cell's arm; in a visit, all workers sample in turn."""
         if function == "sample_blocks":
             return cast("T | Failed", self._sample_blocks(arguments["visit"]))
         if function == "measure_ceilings":
@@ -284,7 +285,7 @@ class WorkerPool(WorkerClient):
         return self._client(self.runner(arguments["cell"].arm)).ask(function, result, **arguments)
 
     def _client(self, name: str) -> WorkerClient:
-        """The client of the worker with that name, which is started if necessary."""
+        """Return the client of the worker with that name; start the worker if necessary."""
         if name not in self.clients:
             self.clients[name] = self._exits.enter_context(cast("ProcessClient", self.clients[SHARED]).sibling())
         if not self.clients[name].is_running:
@@ -307,7 +308,7 @@ class WorkerPool(WorkerClient):
             return failed
 
     def _parts(self, request: SampleBlocks) -> list[Part]:
-        """The arms of each worker or, in a refereed visit, each arm alone; each part also has the probe."""
+        """Divide a visit by worker or, if it is refereed, by arm; each part also has the interference probe."""
         by_runner: dict[str, list[tuple[Arm, str]]] = {SHARED: []} if SHARED in self.clients else {}
         for arm, spec in request.arms:
             if arm != PROBE:
@@ -321,7 +322,7 @@ class WorkerPool(WorkerClient):
         return parts
 
     def abandon(self) -> None:
-        """Let the requests in progress fail, and start no process again."""
+        """Let the requests in progress fail, and start no more processes."""
         for name in self.first:
             self.clients[name].abandon()
 
@@ -340,7 +341,7 @@ class WorkerPool(WorkerClient):
 
 
 class ByThreads(WorkerClient):
-    """One worker for each number of threads, since a process keeps the number of threads with which it started."""
+    """One worker for each number of threads, because a process keeps the number of threads with which it started."""
 
     def __init__(self, clients: Mapping[int, WorkerClient]) -> None:
         self.clients, self.latest, self.layout = dict(clients), next(iter(clients)), 0
@@ -371,7 +372,7 @@ class ByThreads(WorkerClient):
         return client.ask(function, result, **arguments)
 
     def abandon(self) -> None:
-        """Let the requests in progress fail, and start no process again."""
+        """Let the requests in progress fail, and start no more processes."""
         for client in self.clients.values():
             client.abandon()
 

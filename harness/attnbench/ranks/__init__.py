@@ -1,9 +1,10 @@
 """Attention over several ranks: the tokens of a call are split among a group of processes.
 
-A call passes query, key and value to `over_ranks` with a function for one rank's share. With one rank the function runs
-here; with more it runs in each process of a group (group.py), each with its own tokens (rank.py).
+An implementation passes query, key and value to `over_ranks`, with a function that computes the share of one rank. With
+one rank, the function runs in this process. With several, it runs in each process of a group (group.py), on the tokens
+of that process (rank.py).
 
-Shapes as in contract/__init__.py; t and s are the tokens of one rank's share of T and S, which are equal here.
+Shapes are as in contract/__init__.py. T and S are equal here; one rank has t of the T queries and s of the S keys.
 """
 
 import os
@@ -24,7 +25,7 @@ __all__ = ["Rank", "RankLostError", "RankSilentError", "not_over_ranks", "over_r
 
 
 def not_over_ranks(workload: Workload) -> str | None:
-    """Return why no implementation over ranks can compute the workload, or None."""
+    """Return why ranks cannot compute the workload together; None if they can."""
     if workload.mask not in {"none", "causal"}:
         return f"it supports the masks none and causal, and not {workload.mask}"
     if workload.seq_len != workload.kv_len:
@@ -81,10 +82,11 @@ def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are spli
     is_causal: bool,
     order: str = "contiguous",
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `world_size` ranks.
+    """Compute a call on `world_size` ranks: query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V).
 
-    `share` is a module-level function, which each rank imports and calls with its tokens; `order` names the split of
-    the tokens (`tokens_of`). `scale` multiplies the scores; `share` gets it, and `is_causal`, in its argument `rank`.
+    `share` is a function at the top level of a module; each rank imports it and calls it with the rank's own tokens.
+    `order` is the way in which the tokens are split (`tokens_of`). `scale` is the factor of the scores. `share` finds
+    `scale` and `is_causal` in its argument `rank`.
 
     Raises:
         RankLostError: a rank has died; the message says which.

@@ -58,7 +58,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a whole tensor in shared memory; its axis 2 is the tokens."""
+    """The place in shared memory of a whole tensor, with the tokens of all ranks; the tokens are axis 2."""
 
     dtype: str  # name in torch
     shape: tuple[int, ...]
@@ -70,20 +70,21 @@ class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
     def within(self, memory: Tensor) -> Tensor:
-        """The tensor as a view of `memory`, the shared bytes: uint8 (N,)."""
+        """Return the tensor as a view of `memory`, the shared bytes: uint8 (N,)."""
         raw = memory[self.offset : self.offset + self.num_bytes]
         return raw.view(getattr(torch, self.dtype)).view(self.shape)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass: a forward call, or the backward pass of an earlier call.
+    """A request for one pass: a forward call, or the backward pass of an earlier call.
 
-    `given` are the pass's inputs, `made` the places for its results, and `forget` the calls whose graphs are freed.
-    `memory_bytes` is the size of a new shared memory file that comes with the message; 0 if the file is unchanged.
+    `given` are the places of the inputs, `made` are the places for the results, and `forget` are the calls whose
+    autograd graphs are freed. `memory_bytes` is the size of a new shared memory file that comes with the message; 0 if
+    the file is unchanged.
     """
 
     call: int
-    asked: Asked | None  # None: backward
+    asked: Asked | None  # None: a backward pass
     given: tuple[SharedTensor, ...]
     made: tuple[SharedTensor, ...]
     forget: tuple[int, ...]
@@ -101,16 +102,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGroup:
-    """`world_size` processes that compute together; they start with the first call, and again after a failure.
+    """`world_size` processes that compute together; they start at the first call, and at the next one after a failure.
 
-    `reports` holds one list for each of the latest MOST_REPORTS passes, with every rank's report in order of the ranks;
-    users may clear it.
+    A failed pass raises an error as `over_ranks` does, and ends all processes. `reports` contains one list for each of
+    the latest MOST_REPORTS passes: the reports of all ranks, in order of the ranks. Users may clear it.
     """
 
     def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
-        """Start nothing yet. `device` is torch's device type: ranks communicate by gloo on the CPU, by NCCL on CUDA.
+        """Start no process yet. `device` is torch's device type: ranks communicate by gloo on the CPU, by NCCL on CUDA.
 
-        `timeout_s` limits a pass; None: the limit from the environment (RANKS_TIMEOUT), or TIMEOUT_S.
+        `timeout_s` is the time limit of a pass in seconds; None: that of the environment (RANKS_TIMEOUT), or TIMEOUT_S.
         """
         self.world_size, self.device = world_size, device
         self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s
@@ -132,14 +133,14 @@ class RankGroup:
         return self._num_calls, output
 
     def backward(self, call: int, grad_output: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
-        """The gradients of a call's query, key and value, with the dtypes and shapes `sizes`.
+        """Compute the gradients of a call's query, key and value, which have the dtypes and shapes in `sizes`.
 
-        `grad_output` (B, H, T, V) is the output's gradient.
+        `grad_output` (B, H, T, V) is the gradient of the output.
         """
         return self._pass(call, None, [grad_output], sizes)
 
     def forget(self, call: int) -> None:
-        """Let the ranks free the graph of a call when the next request is sent."""
+        """Let the ranks free the autograd graph of a call when the next request is sent."""
         self._forget.append(call)
 
     def stop(self) -> None:
@@ -176,7 +177,7 @@ class RankGroup:
             raise RuntimeError("the ranks that held the graph of this call are gone")
         try:
             return self._try_pass(call, asked, given, made)
-        except BaseException:  # otherwise the answers to an interrupted pass would be taken for those to the next one
+        except BaseException:  # otherwise answers to an interrupted pass would be taken for answers to the next one
             self.stop()
             raise
 
@@ -223,9 +224,9 @@ class RankGroup:
         """Read one answer from each rank, in order of the ranks; `what` names the awaited pass in messages.
 
         Raises:
-            RankLostError: a rank has died; all are ended.
-            RankSilentError: a rank is silent; all are ended.
-            RuntimeError: a rank raised an error; all are ended.
+            RankLostError: a rank has died; all ranks are ended.
+            RankSilentError: a rank is silent; all ranks are ended.
+            RuntimeError: a rank raised an error; all ranks are ended.
         """
         start = time.monotonic()
         deadline = start + timeout_s
@@ -269,13 +270,13 @@ class RankGroup:
 
 
 def _failure(answer: bytes) -> str:
-    """Classify a rank's report: "own" for its own failure, "another" for that of another rank, "" for none."""
+    """Classify a rank's report: "own" for its own failure, "another" for a failure of another rank, "" for success."""
     report = msgspec.json.decode(answer, type=Report)
     return "" if not report.error else "another" if report.is_communication else "own"
 
 
 def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], folder: str) -> None:
-    """End the process from which the ranks were forked, and thereby the ranks (PR_SET_PDEATHSIG)."""
+    """End the process from which the ranks were forked; the system then ends the ranks (PR_SET_PDEATHSIG)."""
     for line in lines:
         line.close()
     launcher.kill()
@@ -285,5 +286,5 @@ def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], fo
 
 @cache
 def group_of(world_size: int, device: str) -> RankGroup:
-    """The only group with this number of ranks and device type in this process."""
+    """Return the only group in this process with this number of ranks and device type."""
     return RankGroup(world_size, device)

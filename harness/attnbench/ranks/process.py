@@ -1,7 +1,7 @@
 """`python -m attnbench.ranks.process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
 
 This process imports torch, computes nothing, forks a rank for each socket FD, and waits. A rank answers requests one by
-one until its socket closes. Each process ends at once with the one that started it.
+one until its socket closes. Each process ends at once if the process that started it ends.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ def main(starter: int, folder: str, device: str, patience_s: float, lines: list[
 
 
 def end_with(starter: int) -> None:
-    """Request a kill signal for the end of the process that started this one; exit at once if it has already ended."""
+    """Let the system kill this process when the process `starter` ends; exit at once if `starter` has already ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != starter:
         os._exit(1)
@@ -88,7 +88,7 @@ def answer_all(line: socket.socket, folder: str, device: str, patience_s: float,
             os.close(files[0])
         try:
             report = member.answer(request)
-        except Exception as error:  # noqa: BLE001 - it is reported, and the reader ends the group
+        except Exception as error:  # noqa: BLE001 - it is reported, and the reader of the report ends the group
             traceback.print_exc()
             said = (str(error).strip().splitlines() or ["no message"])[0]
             is_communication = isinstance(error, CommunicationError)
@@ -97,7 +97,7 @@ def answer_all(line: socket.socket, folder: str, device: str, patience_s: float,
 
 
 class Member:
-    """One rank; it keeps the graphs of its calls for their backward passes."""
+    """One rank, which keeps the autograd graphs of its calls for their backward passes."""
 
     def __init__(self, rank: int, world_size: int, device: str) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
@@ -113,7 +113,7 @@ class Member:
         return self.backward(request)
 
     def forward(self, request: Request, asked: Asked) -> Report:
-        """Compute a forward pass; store its graph if a backward pass may follow."""
+        """Compute a forward pass; store its autograd graph if a backward pass may follow."""
         rank = replace(asked.rank, rank=self.rank, world_size=self.world_size)
         taken = (self.take(each.within(self.memory), rank) for each in request.given)
         query, key, value = leaves = [each.requires_grad_(asked.keeps_graph) for each in taken]
@@ -130,7 +130,7 @@ class Member:
         return report
 
     def backward(self, request: Request) -> Report:
-        """Compute the backward pass through the stored graph of a call."""
+        """Compute the backward pass through the stored autograd graph of a call."""
         output, leaves, rank = self.graphs[request.call]
         (grad_output,) = [self.take(each.within(self.memory), rank) for each in request.given]
         made, report = self.timed(
@@ -151,7 +151,7 @@ class Member:
         return made, Report(call_s=call_s, waited_s=rank.waited_s, bytes_sent=rank.bytes_sent)
 
     def take(self, whole: Tensor, rank: Rank) -> Tensor:
-        """A copy of this rank's tokens (B, H, t, K) of a whole tensor (B, H, T, K), on the rank's device."""
+        """Copy this rank's tokens (B, H, t, K) from a whole tensor (B, H, T, K) to the rank's device."""
         parts = [whole[:, :, each.start : each.stop] for each in rank.tokens()]
         return torch.cat(parts, dim=2).to(self.device)
 
@@ -178,7 +178,7 @@ class Member:
 
 @cache
 def imported(module: str, function: str, file: str) -> Any:  # noqa: ANN401 - a Share
-    """Import a requested function, by the name of its module or from its file."""
+    """Import a requested function from its module or, if there is no module of that name here, from its file."""
     try:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError:

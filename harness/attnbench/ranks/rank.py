@@ -1,6 +1,6 @@
 """One rank of a call: its tokens, and its communication with the other ranks.
 
-Shapes as in contract/__init__.py; t and s are the tokens of one rank's share of T and S, which are equal here.
+Shapes are as in contract/__init__.py. T and S are equal here; one rank has t of the T queries and s of the S keys.
 """
 
 import time
@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 Share = Callable[[Tensor, Tensor, Tensor, "Rank"], Tensor]
-"""Query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) of one rank -> its output (B, H, t, V)."""
+"""Function of one rank's query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) and Rank; returns (B, H, t, V)."""
 
 
 def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range]:
-    """The tokens of a rank as ranges, in the rank's order: one part (`contiguous`), two (`zigzag`), or all (`whole`).
+    """Return the tokens of a rank as ranges: one part (`contiguous`), two parts (`zigzag`), or all parts (`whole`).
 
-    In `zigzag` the tokens are split into 2W parts for W ranks, and a rank has one early and one late part, so that
-    under a causal mask all ranks have about the same number of visible pairs. The lengths of parts differ by at most
-    one token; some parts are empty if there are fewer tokens than parts.
+    With `zigzag`, the tokens are split into 2W parts for W ranks, and a rank has one early and one late part. So under
+    a causal mask, all ranks have about the same number of visible pairs of a query and a key. The lengths of parts
+    differ by at most one token; some parts are empty if there are fewer tokens than parts.
 
     Source: zigzag, https://github.com/zhuzilin/ring-flash-attention.
     """
@@ -32,14 +32,14 @@ def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range
 
 
 class CommunicationError(RuntimeError):
-    """A rank could not send or receive, because another one is late or has died."""
+    """A rank could not send or receive, because another rank is late or has died."""
 
 
 @dataclass(kw_only=True)
 class Rank:
     """One rank of a call: its tokens, and methods to exchange tensors with the other ranks, with counters.
 
-    `bytes_sent` counts the bytes of tensors sent to other ranks; `waited_s` is the seconds spent in sending and
+    `bytes_sent` counts the bytes of tensors sent to other ranks, and `waited_s` the seconds spent in sending and
     receiving.
     """
 
@@ -53,18 +53,18 @@ class Rank:
     waited_s: float = 0.0
 
     def tokens(self, rank: int | None = None) -> list[range]:
-        """The tokens of a rank, by default of this one (see `tokens_of`)."""
+        """Return the tokens of a rank, by default of this rank (see `tokens_of`)."""
         return tokens_of(self.order, self.rank if rank is None else rank, self.world_size, self.length)
 
     def num_tokens(self, rank: int) -> int:
-        """The number of tokens of a rank."""
+        """Return the number of tokens of a rank."""
         return sum(map(len, self.tokens(rank)))
 
     def pass_on(self, tensors: Sequence[Tensor], num_tokens: int) -> Callable[[], list[Tensor]]:
         """Start sending to the next rank and receiving from the previous one.
 
-        Returns a function that waits for both and returns the received tensors. These have the shapes of the sent ones
-        except for axis 2, which has `num_tokens`.
+        Returns a function that waits for both and returns the received tensors. A received tensor has the shape of the
+        sent one, except that its axis 2 has `num_tokens`.
         """
         sent = [tensor.contiguous() for tensor in tensors]
         received = [each.new_empty((*each.shape[:2], num_tokens, *each.shape[3:])) for each in sent]
@@ -79,13 +79,13 @@ class Rank:
             with self.waiting():
                 for each in under_way:
                     each.wait()
-            del sent[:]  # kept until it has been sent
+            del sent[:]  # the tensors are kept until they have been sent
             return received
 
         return wait
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor (B, G, t, K), in order of the ranks; t may differ, and shorter ones are sent padded."""
+        """Collect every rank's tensor (B, G, t, K), in order of the ranks; if t differs, tensors are sent padded."""
         if self.world_size == 1:
             return [tensor]
         numbers = [self.num_tokens(rank) for rank in range(self.world_size)]
@@ -129,10 +129,10 @@ class Rank:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's bytes, uint8 (N,), in the same memory: every backend can send them, whatever the dtype."""
+    """View a contiguous tensor as bytes, uint8 (N,), which every backend can send, whatever the dtype."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """The size of a tensor's elements in bytes."""
+    """Return the size of all elements of a tensor in bytes."""
     return tensor.numel() * tensor.element_size()

@@ -1,9 +1,10 @@
 """Attention in blocks: keys and values circulate around a ring of ranks, and results are merged by logsumexp.
 
 Each rank keeps its queries. Keys and values go round once in the forward pass. In the backward pass they go round again
-with their gradients, which move one rank further and so return to their owner. Half precision is computed in float32.
+together with their gradients; the gradients move one step further, and so return to the rank that owns the keys. Half
+precision is computed in float32.
 
-Source: https://arxiv.org/abs/2310.01889, and https://github.com/zhuzilin/ring-flash-attention.
+Source: Ring Attention, https://arxiv.org/abs/2310.01889, and https://github.com/zhuzilin/ring-flash-attention.
 """
 
 import math
@@ -17,21 +18,21 @@ from torch.autograd.function import once_differentiable
 from attnbench.ranks.rank import Rank
 
 Slices = tuple[slice, slice, bool]
-"""A part of a rank's queries, a part of the keys that it holds, and whether a causal mask hides some of the pairs."""
+"""A part of a rank's queries, a part of the keys that are at the rank, and whether a causal mask hides some pairs."""
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32; a float64 tensor is returned unchanged."""
+    """Convert a tensor to float32; return a float64 tensor unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def grouped(query: Tensor, num_kv_heads: int) -> Tensor:
-    """(B, H, t, K) -> (B, G, H/G * t, K): the queries of one key/value head side by side."""
+    """Concatenate the queries that read the same key/value head: (B, H, t, K) -> (B, G, H/G * t, K)."""
     return query.reshape(query.shape[0], num_kv_heads, -1, query.shape[-1])
 
 
 def block_scores(query: Tensor, key: Tensor, rank: Rank, *, is_diagonal: bool) -> Tensor:
-    """Query (B, H, t, K), key (B, G, s, K) -> scores (B, H, t, s); with `is_diagonal`, those of later keys are -inf."""
+    """Compute scores: query (B, H, t, K), key (B, G, s, K) -> (B, H, t, s); with `is_diagonal`, later keys get -inf."""
     scores = grouped(query, key.shape[1]) @ key.transpose(-2, -1) * rank.scale  # (B,G,H/G*t,K) @ (B,G,K,s)
     scores = scores.reshape(*query.shape[:3], key.shape[2])  # -> (B,H,t,s)
     if is_diagonal:
@@ -41,7 +42,7 @@ def block_scores(query: Tensor, key: Tensor, rank: Rank, *, is_diagonal: bool) -
 
 
 def blocks(rank: Rank, source: int) -> Iterator[Slices]:
-    """Pairs of a part of this rank's queries and a part of rank `source`'s keys, without completely hidden pairs."""
+    """Yield pairs of a part of this rank's queries and a part of rank `source`'s keys, without fully hidden pairs."""
     at = 0
     for queries in rank.tokens():
         start = 0
@@ -61,7 +62,7 @@ class _RingPass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
-        """Query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) -> (B, H, t, V)."""
+        """Compute the output: query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) -> (B, H, t, V)."""
         wide_query = wide(query)
         out = wide_query.new_zeros((*query.shape[:3], value.shape[3]))
         logsumexp = wide_query.new_full((*query.shape[:3], 1), -math.inf)
@@ -88,7 +89,10 @@ class _RingPass(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The gradients of query, key and value, block by block as in FlashAttention-2, algorithm 2."""
+        """Compute the gradients of query, key and value, block by block as in FlashAttention-2, algorithm 2.
+
+        Source: https://arxiv.org/abs/2307.08691.
+        """
         query, key, value, out, logsumexp = ctx.saved_tensors
         rank: Rank = ctx.rank
         wide_query, wide_grad = wide(query), wide(grad_output)
@@ -120,6 +124,10 @@ class _RingPass(torch.autograd.Function):
 
 
 def ring_pass(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
-    """Query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) of one rank -> its output (B, H, t, V)."""
+    """Compute one rank's output: query (B, H, t, K), key (B, G, s, K), value (B, G, s, V) -> (B, H, t, V).
+
+    Raises:
+        CommunicationError: another rank is late or has died.
+    """
     output: Tensor = _RingPass.apply(query, key, value, rank)  # type: ignore[no-untyped-call]
     return output

@@ -1,6 +1,7 @@
-"""The interface of reports: a module's constant REPORT is a report, named by the module's stem, or several by name.
+"""The interface of reports. A module of this package defines REPORT: a `Report`, or a dict of several by name.
 
-Source of the small, open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
+A single report is named like its file. Source of the small, open interface: criterion.rs, `report.rs`,
+https://github.com/bheisler/criterion.rs.
 """
 
 import io
@@ -23,19 +24,19 @@ class Picture:
     """A figure with its title and caption."""
 
     title: str
-    caption: str  # title, subtitle, and notes on missing points and the meaning of bars
+    caption: str  # title, subtitle, and notes on missing points and on what the bars show
     figure: "Figure"
 
     @cached_property
     def png(self) -> bytes:
-        """The picture as a PNG file at 160 dots per inch, drawn only once."""
+        """The bytes of the picture as a PNG file at 160 dots per inch; it is drawn only once."""
         return self._drawn("png")
 
     def _repr_png_(self) -> bytes:
         return self.png
 
     def save(self, path: Path | str) -> Path:
-        """Write the picture as .png, .svg or .pdf, by the suffix of the path; return the path.
+        """Write the picture in the format that the suffix of the path names: .png, .svg or .pdf. Return the path.
 
         Raises:
             OSError: the file cannot be written.
@@ -51,15 +52,15 @@ class Picture:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes
             self.figure.savefig(file, format=form, dpi=160)
-        self.figure.set_layout_engine("none")  # a second layout would differ, and take as long
+        self.figure.set_layout_engine("none")  # a second layout would take as long, and change the picture
         return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A way to present results, by `text` or `draw`; `draw` returns None if there is nothing to draw.
+    """A way to present results: a text from `text`, or a picture from `draw` (None if there is nothing to draw).
 
-    Usual reports are written at the end of `attnbench run` and `compare`; `attnbench report --format` writes any.
+    `attnbench run` and `compare` write the usual reports at their end; `attnbench report --format` writes any report.
     """
 
     summary: str
@@ -69,7 +70,11 @@ class Report:
     is_usual: bool = False
 
     def write(self, results: Results, folder: Path) -> list[Path]:
-        """Write the file into an existing folder; return its path, or nothing if there is nothing to draw."""
+        """Write the report into an existing folder; return its path in a list, or an empty list without a picture.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         if self.text is not None:
             return [write_atomically(folder / self.file, self.text(results))]
         picture = None if self.draw is None else self.draw(results)

@@ -1,7 +1,7 @@
-"""The answer of a run for each shape (the times and memory of implementations), and advice based on the verdicts.
+"""The results of a run on each shape (an `Answer`: times and memory of all implementations), and advice from verdicts.
 
-The closing screen, the summary, the page and the API show these answers. If two states of the code are compared, each
-implementation has its own answer for a shape, with the base as baseline.
+The closing screen, the summary, the page and the API show them. If two states of the code are compared, every
+implementation has an `Answer` of its own for each shape, with the base as baseline.
 """
 
 import math
@@ -21,18 +21,18 @@ from attnbench.units import MISSING, factors, grouped, percent, sanitize_line, s
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
-FEW = 3  # largest number of axis values, of shapes, and of the user's own implementations that a sentence lists
+FEW = 3  # a sentence lists at most this number of axis values, of shapes, or of the user's own implementations
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """The answer for one shape: the baseline, and the cells of all other implementations, the fastest first."""
+    """The results on one shape: the cell of the baseline, and the cells of all other implementations, fastest first."""
 
     workload: Workload
-    label: str  # short text of the axes that distinguish the shape from others of the run
-    base: Cell | None  # the cell of the baseline, or of its substitute; None if there is neither
+    label: str  # short text of the axes in which the shape differs from others of the run
+    base: Cell | None  # of the baseline or, if it has no time, of the implementation that replaces it; None: neither
     others: tuple[Cell, ...]
-    has_sides: bool = False
+    has_sides: bool = False  # whether two states of the code are compared
 
     @property
     def cells(self) -> list[Cell]:
@@ -45,17 +45,17 @@ class Answer:
         return any(cell.seconds is not None for cell in self.cells)
 
     def having(self, mark: Mark) -> list[Cell]:
-        """The cells with this mark besides the baseline's, the fastest first."""
+        """Return the cells with this mark, without the baseline's, fastest first."""
         return [cell for cell in self.others if cell.mark is mark]
 
     @cached_property
     def faster(self) -> list[Cell]:
-        """Cells that are faster than the baseline, without those whose time leaves out the gathering of keys."""
+        """Cells that are faster than the baseline. A cell is left out if its time excludes the gathering of keys."""
         return [cell for cell in self.having(Mark.faster) if not cell.is_gathered]
 
     @property
     def best(self) -> Cell | None:
-        """The fastest cell with the verdict faster, or else the baseline's.
+        """The first cell of `faster` or, if that is empty, the baseline's cell.
 
         None if a time is doubtful, or if nothing is faster and the baseline has no time.
         """
@@ -65,9 +65,9 @@ class Answer:
         return self.faster[0] if self.faster else base
 
     def text_of(self, name: str) -> str:
-        """The time of an implementation with a sign of `SIGNS`, or why it has none: WRONG, failed, not run, not timed.
+        """Format the time of an implementation with a sign of `SIGNS`.
 
-        If the implementation is unsupported, it is "-".
+        Without a time, return the reason: WRONG, failed, not run, not timed, or "-" if the shape is unsupported.
         """
         cell = next((cell for cell in self.cells if cell.name == name), None)
         if cell is None:
@@ -89,12 +89,12 @@ class Answer:
 
     @property
     def is_open(self) -> bool:
-        """Whether an undecided cell may be faster than the baseline."""
+        """Whether an undecided or doubtful cell may be faster than the baseline."""
         return any(cell.may_be_faster for cell in self.others)
 
     @property
     def is_notable(self) -> bool:
-        """Whether something is faster than the baseline, wrong or failed, or the candidate slower than its base."""
+        """Whether a cell is wrong, failed or faster than the baseline, or the candidate is slower than the base."""
         marks = {Mark.faster, Mark.wrong, Mark.failed, *([Mark.slower] if self.has_sides else [])}
         return any(cell.mark in marks for cell in self.others)
 
@@ -116,7 +116,7 @@ class Answer:
 
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Answer]:
-    """The answers of a run, grouped by label and sorted by length."""
+    """Return the answers of a run, grouped by label, and sorted by length within each label."""
     has_sides, shown = results.plan.sides is not None, cells.present_cells(results)
     labels = titles.labels(list({cell.workload.id: cell.workload for cell in shown}.values()))
     by_shape = grouped(shown, lambda cell: (cell.workload.id, cell.record.implementation * has_sides))
@@ -140,8 +140,8 @@ def shapes(results: Results) -> list[Answer]:
 def advice(results: Results) -> list[str]:
     """Recommend an implementation in a few sentences, derived from the verdicts.
 
-    Shapes on which the baseline has no time follow the others; sentences about the user's own implementations come
-    last.
+    Sentences about shapes on which the baseline has no time follow those about other shapes. Sentences about the user's
+    own implementations come last.
     """
     base = titles.base(results.plan)
     timed = [shape for shape in shapes(results) if shape.is_timed]
@@ -162,7 +162,7 @@ def advice(results: Results) -> list[str]:
 
 
 def _problem(shape: Answer, base: str) -> str:
-    """Why a shape has no time of the baseline; "" if it has one."""
+    """Return the reason why the baseline has no time on a shape; "" if it has one."""
     if shape.base is not None and shape.base.name == base:
         return ""
     mark = next((cell.mark for cell in shape.others if cell.name == base), None)
@@ -170,7 +170,7 @@ def _problem(shape: Answer, base: str) -> str:
 
 
 def _advice(members: Sequence[Answer], base: str) -> list[str]:
-    """The advice on shapes that have the same baseline."""
+    """Give advice, in sentences, on shapes that have the same baseline."""
     timed = [shape for shape in members if shape.compared]
     if not timed:
         return []
@@ -194,7 +194,7 @@ def _advice(members: Sequence[Answer], base: str) -> list[str]:
 
 
 def _standing(compared: Sequence[Cell]) -> str:
-    """Compare an implementation with the baseline: "fused is 1.10x to 1.52x slower on 2 of 3 shapes, equal on 1"."""
+    """Describe the verdicts on one implementation: "fused is 1.10x to 1.52x slower on 2 of 3 shapes, equal on 1"."""
     parts = []
     for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
         text = str(mark)
@@ -207,7 +207,7 @@ def _standing(compared: Sequence[Cell]) -> str:
 
 
 def _beaten(beaten: Sequence[Answer], rest: Sequence[Answer], base: str) -> list[str]:
-    """Name the implementation that beats the baseline on most shapes, these shapes, and the factor."""
+    """Recommend the implementation that beats the baseline on the most shapes; name these shapes and the factor."""
     wins = grouped(((cell, shape) for shape in beaten for cell in shape.faster), lambda win: win[0].name)
     choice = max(wins, key=lambda name: (len(wins[name]), math.fsum(math.log(cell.speedup) for cell, _ in wins[name])))
     won = [shape for _, shape in wins[choice]]
@@ -237,7 +237,10 @@ AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if 
 
 
 def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequence[Answer]]:
-    """The condition that most of `won` and none of `others` meet ("for bfloat16"), and the shapes that meet it."""
+    """Find the condition, such as "for bfloat16", that most shapes of `won` and none of `others` meet.
+
+    Return it with the shapes of `won` that meet it.
+    """
     if not others:
         return "on this shape" if len(won) == 1 else f"on all {len(won)} shapes", won
     best = "", list[Answer]()
@@ -257,9 +260,10 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
 
 
 def memory(members: Sequence[Answer]) -> tuple[Answer, dict[str, float]] | None:
-    """The largest shape, and each implementation's peak memory there in bytes, by name; None if none was measured.
+    """Return the largest shape, and the peak memory of each implementation on it in bytes, by name.
 
-    Shapes with the memory of at least two implementations come first, since these can be compared.
+    A shape on which at least two implementations were measured is preferred, since their memory can be compared. None
+    if no memory was measured.
     """
     peaks: dict[Answer, dict[str, float]] = {}
     for shape in members:
@@ -271,7 +275,7 @@ def memory(members: Sequence[Answer]) -> tuple[Answer, dict[str, float]] | None:
 
 
 def memory_line(members: Sequence[Answer]) -> str:
-    """List the memory of each implementation on the largest shape; "" if none was measured."""
+    """Format the peak memory of each implementation on the shape of `memory`; "" if none was measured."""
     if (found := memory(members)) is None:
         return ""
     largest, peaks = found
@@ -286,7 +290,11 @@ def _cache_rates(shape: Answer) -> list[float | None]:
 
 
 def batch_line(results: Results) -> str:
-    """List the rates of the largest timed batch, and implementations that read no pages; "" if no batch was timed."""
+    """Format the rates of each implementation on the largest timed batch of requests; "" if no batch was timed.
+
+    Rates are in bytes of keys and values per second, and in new tokens per second. Implementations that read no pages
+    are named.
+    """
     timed = [shape for shape in shapes(results) if any(_cache_rates(shape))]
     if not timed:
         return ""
@@ -305,7 +313,7 @@ def batch_line(results: Results) -> str:
 
 
 def first_calls_line(members: Sequence[Answer]) -> str:
-    """List the first calls on the shape with the most of them, and when they pay off; "" if none was measured."""
+    """Format first calls, and when they pay off, on the shape with the most first calls; "" if none was measured."""
     timed: dict[Answer, list[Cell]] = {}
     for each in members:
         timed[each] = [cell for cell in each.cells if FIRST_CALL in cell.metrics]
@@ -321,7 +329,7 @@ def first_calls_line(members: Sequence[Answer]) -> str:
     return sanitize_line(f"First calls at {shape.name}: {'; '.join(parts)}.")
 
 
-GATHERED = "^"  # the sign of a time without the gathering of keys
+GATHERED = "^"  # the sign of a time that leaves out the gathering of keys from their pages
 SIGNS = {
     "*": "fastest",
     "+": Mark.faster,
@@ -330,11 +338,11 @@ SIGNS = {
     "~": Mark.doubtful,
     GATHERED: "without gathering its keys",
 }
-"""Signs after a time, relative to the baseline except for the fastest; a compared cell without a sign is slower."""
+"""Meanings of the signs after a time. All but `*` compare with the baseline; a compared time without one is slower."""
 
 
 def legend(members: Sequence[Answer]) -> str:
-    """Explain the signs that these shapes have: "* fastest, = equal to sdpa, - unsupported"."""
+    """Explain the signs that the times on these shapes have: "* fastest, = equal to sdpa, - unsupported"."""
     every, bases = names(members), {shape.base.name for shape in members if shape.base}
     base = "the baseline" if len(bases) != 1 else bases.pop()
     present = {shape.text_of(name)[-1] for shape in members for name in every}
@@ -343,9 +351,10 @@ def legend(members: Sequence[Answer]) -> str:
 
 
 def names(members: Sequence[Answer]) -> list[str]:
-    """The implementations that support any of these shapes: baselines, then those fastest on a shape, then others.
+    """Return the names of the implementations that support any of these shapes.
 
-    Each kind is in the order of the median ratio; within it, those compared on less than half of the shapes come last.
+    Baselines come first, then implementations that are the fastest on a shape, then the others. Each of these groups is
+    sorted by the median ratio, but implementations that were compared on less than half of the shapes are at its end.
     """
     supported = (cell for shape in members for cell in shape.cells if cell.record.status is not Status.unsupported)
     ratios = grouped(supported, lambda cell: cell.name)
@@ -361,7 +370,7 @@ def names(members: Sequence[Answer]) -> list[str]:
 
 
 def table(members: Sequence[Answer]) -> list[dict[str, str]]:
-    """The answers as a table for pages: a row for each shape, with the fastest and the time of each implementation."""
+    """Return rows of a table, one for each shape: the fastest implementation, and the time of every implementation."""
     every, rows = names(members), list[dict[str, str]]()
     for shape in members:
         fastest = next((cell for cell in shape.cells if shape.text_of(cell.name).endswith("*")), None)

@@ -1,4 +1,4 @@
-"""The cells of a run as typed rows, and their columns as texts: the source of screens, tables, charts and verdicts."""
+"""The cells of a run with their derived values, and columns that format these for screens, tables, charts and JSON."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -27,17 +27,17 @@ from attnbench.workloads.workload import Workload
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cell:
-    """One implementation on one workload."""
+    """One implementation on one workload, with its record, its comparison with the baseline, and its warnings."""
 
     record: Record
-    comparison: Comparison | None  # with the baseline, or with its substitute
-    is_baseline: bool  # whether this is the baseline or its substitute
-    seconds: float | None  # of a call: the baseline's time times the ratio; None if the cell is wrong or was not timed
+    comparison: Comparison | None  # with the baseline, or with the implementation that replaces it
+    is_baseline: bool  # whether this is the baseline, or the implementation that replaces it
+    seconds: float | None  # of a call: the baseline's median times the ratio; None if wrong, failed or not timed
     substitute: str  # the implementation that replaces a baseline without a time; "" if the baseline has one
     matmul_rate: float | None  # FLOP/s of the run's fastest matrix product on the cell's hardware
     warnings: tuple[Warned, ...]
     copy_rate: float | None = None  # bytes/s of a copy of as many bytes as a batch's keys and values
-    break_even: BreakEven | None = None  # None for the baseline, or if a first call was not measured
+    break_even: BreakEven | None = None  # when its first call has paid off; None: the baseline, or not measured
     is_gathered: bool = False  # the keys are gathered from their pages before the call, outside of its time
 
     @property
@@ -52,25 +52,25 @@ class Cell:
 
     @cached_property
     def mark(self) -> Mark | None:
-        """The mark of the cell; None if it is unsupported, or was predicted to be out of reach."""
+        """The result of the cell as a mark; None if it is unsupported, or was predicted to exceed a limit."""
         if self.comparison is None:
             return mark_of(self.record)
         return mark_of(self.record, self.comparison.verdict, is_doubtful=self.comparison.is_doubtful)
 
     @property
     def ratio(self) -> float | None:
-        """The time divided by the baseline's, 1 for the baseline itself; None if they were not compared."""
+        """The cell's time divided by the baseline's: 1 for the baseline itself, None if the two were not compared."""
         alone = 1.0 if self.is_baseline and self.seconds is not None else None
         return alone if self.comparison is None else self.comparison.ratio
 
     @property
     def ratio_ends(self) -> tuple[float | None, float | None]:
-        """Lower and upper end of the ratio's interval; None where there is no interval."""
+        """Lower and upper end of the interval of the ratio; both are None if there is no interval."""
         return (None, None) if self.comparison is None else (self.comparison.low, self.comparison.high)
 
     @property
     def speedup(self) -> float:
-        """Factor by which the cell is faster than the baseline; below 1 it is slower. 1 if they were not compared."""
+        """The baseline's time divided by the cell's: above 1 the cell is faster. 1 if the two were not compared."""
         return 1 / self.ratio if self.ratio else 1.0
 
     @property
@@ -82,7 +82,7 @@ class Cell:
     def may_be_faster(self) -> bool:
         """Whether the cell is doubtful, or is undecided and may be faster by more than the margin.
 
-        A time without the gathering of keys is no faster one.
+        False if its time leaves out the gathering of keys.
         """
         if self.is_gathered:
             return False
@@ -92,7 +92,7 @@ class Cell:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """The median of the cell's own samples, in seconds; None if it was not timed."""
+        """The median of the cell's own samples with its interval, in seconds; None if the cell was not timed."""
         samples = self.record.samples(LATENCY)
         return median_estimate(samples) if samples else None
 
@@ -100,8 +100,8 @@ class Cell:
     def ends(self) -> tuple[float | None, float | None]:
         """The 95 % interval of the cell's own median, scaled so that the median becomes `seconds`.
 
-        The two differ because the ratio comes from blocks that the cell shares with the baseline, and the median from
-        all samples of the cell.
+        The median differs from `seconds`, because it comes from all samples of the cell, and `seconds` from the blocks
+        that the cell shares with the baseline.
         """
         if self.estimate is None or self.seconds is None:
             return None, None
@@ -121,18 +121,18 @@ class Cell:
 
     @property
     def rate(self) -> float | None:
-        """Useful FLOPs (those of visible pairs) per second; None without a time."""
+        """Useful FLOPs, those of visible pairs of query and key, per second; None without a time."""
         return None if self.estimate is None else counts.useful_flops(self.workload) / self.estimate.point
 
     @property
     def cache_rate(self) -> float | None:
-        """Bytes of keys and values that a batch must read per second; None without a batch or a time."""
+        """Bytes of keys and values that a batch of requests has to read, per second; None without a batch or a time."""
         is_timed = self.estimate is not None and bool(self.workload.requests)
         return counts.cache_bytes(self.workload) / self.estimate.point if is_timed and self.estimate else None
 
     @property
     def token_rate(self) -> float | None:
-        """New tokens of a batch per second; None without a batch or a time."""
+        """New tokens of a batch of requests per second; None without a batch or a time."""
         return self.workload.seq_len / self.estimate.point if self.workload.requests and self.estimate else None
 
     @property
@@ -143,7 +143,7 @@ class Cell:
 
 @lru_cache(maxsize=1)
 def all_cells(results: Results) -> dict[Key, Cell]:
-    """All cells of a run by key, in the order of its records; those of the last run are cached."""
+    """Return all cells of a run by key, in the order of its records. The cells of the latest run are cached."""
     by_key, times_s = {each.key: each for each in comparisons(results)}, paired_times(results)
     cells = {}
     for record in results.records:
@@ -167,7 +167,7 @@ def all_cells(results: Results) -> dict[Key, Cell]:
 
 
 def _copy_rate(results: Results, record: Record) -> float | None:
-    """Bytes/s of a copy of as many bytes as a batch's keys and values; None if it was not measured."""
+    """Return the bytes/s of a copy as large as the keys and values of a batch; None if it was not measured."""
     ceilings = results.ceilings.get((record.host, record.workload.place))
     if ceilings is None or not record.workload.requests:
         return None
@@ -176,9 +176,9 @@ def _copy_rate(results: Results, record: Record) -> float | None:
 
 
 def absent_implementations(results: Results) -> dict[str, str]:
-    """Implementations that are unsupported in all their cells, with the first reason.
+    """Return the implementations that are unsupported in all their cells, each with its first reason.
 
-    Empty if nothing else would be left to show. Also empty for two sides, where losses on one side must be visible.
+    The dict is empty if these are all implementations, and for two sides, where losses on one side must be visible.
     """
     supported = {record.implementation for record in results.records if record.status is not Status.unsupported}
     if results.plan.sides is not None or not supported:
@@ -189,13 +189,13 @@ def absent_implementations(results: Results) -> dict[str, str]:
 
 
 def present_cells(results: Results) -> list[Cell]:
-    """The cells of a run, without those of `absent_implementations`."""
+    """Return the cells of a run without the cells of `absent_implementations`."""
     hidden = absent_implementations(results)
     return [cell for cell in all_cells(results).values() if cell.record.implementation not in hidden]
 
 
 def groups(results: Results) -> dict[str, list[Cell]]:
-    """The present cells by the title of their group, in the order of the plan; each group by length, then by time."""
+    """Group the present cells by title, in the order of the plan. Each group is sorted by length, then by time."""
 
     def place(cell: Cell) -> tuple[float, ...]:
         return cell.workload.seq_len, cell.workload.kv_len, cell.seconds or math.inf
@@ -206,41 +206,42 @@ def groups(results: Results) -> dict[str, list[Cell]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of the tables of cells."""
+    """A column in tables of cells."""
 
     heading: str
-    text: Callable[[Cell], str]  # never blank
+    text: Callable[[Cell], str]  # never returns an empty text
     explanation: str = ""  # the legend's text about the column
-    number: Callable[[Cell], float | None] | None = None  # sort key of the column; None: its text is the key
+    number: Callable[[Cell], float | None] | None = None  # for sorting rows; None: sort by text
 
 
 def texts(cell: Cell, columns: Sequence[Column]) -> list[str]:
-    """The row of a cell in a table with these columns."""
+    """Return the row of a cell in a table: its text for each column."""
     return [column.text(cell) for column in columns]
 
 
 def columns(results: Results) -> list[Column]:
-    """The columns of a run's tables, including one for each measured metric."""
+    """Return the columns of a run's tables, including one for each measured metric."""
     paid = [PAID] * bool(break_evens(results))
     of_batches = OF_BATCHES if any(each.requests for each in results.plan.workloads) else ()
     return [*FIRST, *map(_metric, metric_columns(results)), *of_batches, *paid, *LAST]
 
 
 def legend(shown_columns: Iterable[Column]) -> str:
-    """Explain each column that has an explanation in a sentence."""
+    """Explain the columns, with one sentence for each column that has an explanation."""
     explained = [column for column in shown_columns if column.explanation]
     return " ".join(f"{column.heading.capitalize()}: {column.explanation}." for column in explained)
 
 
 def status(cell: Cell) -> str:
-    """The status of a cell in words: "ok", or "timeout (predicted)"."""
+    """Format the status of a cell: "ok", or "timeout (predicted)"."""
     return f"{cell.record.status} (predicted)" if cell.record.is_predicted else str(cell.record.status)
 
 
 def verdict(cell: Cell) -> str:
-    """The verdict on a time: with factor and interval if decided, else with the detectable difference or the reason.
+    """Format the verdict on the time of a cell; for a cell that is not ok, return WRONG or its status.
 
-    For a cell that is not ok it is WRONG or the status.
+    The verdicts faster and slower have a factor with its interval, and equal has the margin. Undecided has the
+    difference that would show, or the reason.
     """
     found = cell.comparison
     if cell.record.status is not Status.ok:
@@ -267,7 +268,7 @@ def _error(cell: Cell) -> str:
 
 
 def notes(cell: Cell) -> str:
-    """The warnings about a cell, or the reason why its status is not ok."""
+    """Return the warnings about a cell, or else the reason why its status is not ok."""
     diagnosis = "" if cell.record.agreement is None else cell.record.agreement.diagnosis
     reason = sanitize_line("; ".join(cell.warnings) or cell.record.message or diagnosis)
     return reason or (MISSING if cell.record.status is Status.ok else "no reason was recorded")
@@ -364,4 +365,4 @@ LAST = (
     ),
     Column(heading="notes", text=notes),
 )
-"""FIRST are the columns left of the metrics; LAST are those right of them."""
+"""FIRST: the columns to the left of the metrics. LAST: the columns to their right."""

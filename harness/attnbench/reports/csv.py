@@ -1,4 +1,4 @@
-"""All cells as rows of records.csv, safe to open in a spreadsheet."""
+"""The report records.csv: every cell of a run as a row, safe to open in a spreadsheet."""
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
@@ -7,7 +7,7 @@ from attnbench.units import guarded
 
 
 def text(results: Results) -> str:
-    """The table of `attnbench.table` as CSV; missing values are NA, and texts are safe from formulas (`guarded`)."""
+    """Return the table of `attnbench.table` as CSV. Missing values are NA, and no text is a formula (`guarded`)."""
     safe = table(results).copy()
     for column in safe.columns:
         if safe[column].dtype.kind not in "iufb":

@@ -1,4 +1,4 @@
-"""The last sentence of each command and its ending, both derived from the marks in its tables."""
+"""The last sentence and the ending of each command, both derived from the marks in its tables."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def of_run(results: Results) -> Conclusion:
-    """Conclude a sweep: it passes if no answer is wrong or failed.
+    """Conclude a sweep, which passes if no answer is wrong and no cell failed.
 
-    If times were to be compared, it is inconclusive if none was compared, or if the session is doubtful.
+    A sweep that should compare times is inconclusive if it compared none, or if all of its times are doubtful.
     """
     end = conclude(marks(results), Question.measurement)
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
@@ -47,9 +47,9 @@ def of_run(results: Results) -> Conclusion:
 
 
 def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> Conclusion:
-    """Conclude a check.
+    """Conclude a check from its judgements, one for each implementation.
 
-    `not_judged` holds specs that could not be loaded. Unsupported implementations are omitted.
+    `not_judged` has the specs that could not be loaded. Unsupported implementations do not count.
     """
     by_name = dict[str, Mark]()
     for each in judged:
@@ -65,7 +65,7 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
 def of_sides(results: Results) -> Conclusion:
     """Conclude a comparison of two states of the code, from each cell and from all cells together.
 
-    Single undecided cells do not count if the verdict on all cells together is decided.
+    An undecided cell does not count if the verdict on all cells together is decided.
     """
     names, compared, details = titles.names(results), comparisons(results), dict[str, str]()
     assert results.plan.sides is not None
@@ -100,7 +100,7 @@ def of_sides(results: Results) -> Conclusion:
 
 
 def _reasons(results: Results) -> str:
-    """Why cells have no result, the most frequent reason first."""
+    """List the reasons why cells have no result, the most frequent reason first."""
     reasons = Counter(f"{each.implementation}: {each.message or each.status}" for each in results.records)
     texts = [f"{sanitize_line(reason)} ({number} cell{'s' * (number > 1)})" for reason, number in reasons.most_common()]
     more = [f"{len(texts) - MOST_NAMED} more reasons"] * (len(texts) > MOST_NAMED)
@@ -108,12 +108,12 @@ def _reasons(results: Results) -> str:
 
 
 def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """The factor, without a word that the mark already says: "1.10x (1.05 to 1.15)" for the mark `slower`."""
+    """Format a ratio as a factor without the word of its mark: "1.10x (1.05 to 1.15)" for the mark `slower`."""
     return factor(ratio, low, high).replace(f" {kind}", "")
 
 
 def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion:
-    """Conclude recommendations: a choice is decided if no other is undecided and the times are not doubtful."""
+    """Conclude recommendations. A choice is decided if all others are decided and the times are not doubtful."""
     planned = {workload.id for workload in results.plan.asked}
     bad = {
         sanitize_line(record.implementation): kind
@@ -151,7 +151,7 @@ def of_search(results: Results) -> Conclusion:
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
-    """Conclude a check of attention inside a model; `trouble` is why nothing was timed, or ""."""
+    """Conclude a check of attention inside a model; `trouble` is the reason why nothing was timed, or ""."""
     by_name = {"timing": Mark.failed} if trouble else {}
     for name, each in judged.items():
         if each.reason and not each.differences:

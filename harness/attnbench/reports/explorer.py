@@ -1,7 +1,7 @@
-"""The data for the charts of report.html, and the library that draws them, both inside the page.
+"""The data of the charts in report.html, and the library that draws them. The page contains both.
 
-The charts use Vega-Lite (https://vega.github.io/vega-lite/, BSD licence). vega.js is the copy in vl-convert: `python -m
-tools.vega` writes it, and a test compares both.
+The library is Vega-Lite (https://vega.github.io/vega-lite/, BSD licence). vega.js is a copy of the file in the package
+vl-convert: `python -m tools.vega` writes the copy, and a test compares the two.
 """
 
 import json
@@ -21,10 +21,10 @@ LIBRARY = Path(__file__).with_name("vega.js")
 
 
 def data(results: Results) -> str:
-    """All cells of a run as JSON that is safe inside a script element.
+    """Return the present cells of a run as JSON that is safe inside a script element.
 
-    Each of `rows` has a text and a sort key for each of `columns`, the value of each varying axis, and intervals.
-    page.js derives menus and charts from these. `colours` are those of the pictures, by implementation.
+    An entry of `rows` is a cell: its text and sort key for each of `columns`, its value of each axis that varies, and
+    its intervals. page.js builds menus and charts from them. `colours` has each implementation's colour in pictures.
     """
     columns, panels = [WORKLOAD, *cells.columns(results)], titles.names(results)
     shown = [cell.workload for cell in cells.present_cells(results)]

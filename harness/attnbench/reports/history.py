@@ -1,4 +1,4 @@
-"""Series over stored runs as text: a table for each workload."""
+"""Texts about series (a metric of one cell over stored runs): a table for each machine and workload."""
 
 from collections.abc import Iterable
 
@@ -10,19 +10,19 @@ from attnbench.units import grouped, sanitize_line, show
 
 
 def commit(point: Row) -> str:
-    """The first 10 digits of a commit, or "unknown"."""
+    """Return the first 10 digits of a run's commit, or "unknown"."""
     return sanitize_line(point["commit"])[:10] or "unknown"
 
 
 def change(series: Series, level: Change) -> str:
-    """A change in words: "+6.1 % from 0123abc (2026-11-02) on, before: 89ab012"."""
+    """Describe a change of level: "+6.1 % from 0123abc (2026-11-02) on, before: 89ab012"."""
     at, before = series.points[level.place], series.points[level.place - 1]
     day = sanitize_line(at["time"].partition("T")[0], limit=24)
     return f"{level.effect:+.1%} from {commit(at)} ({day}) on, before: {commit(before)}".replace("%", " %")
 
 
 def row(series: Series) -> dict[str, str]:
-    """The row of a series in the table: texts by column, none of them blank."""
+    """Return the row of a series in the table: texts by column, none of them empty."""
     few = f"- (fewer than {FEWEST} runs)" if len(series.points) < FEWEST else "none"
     return {
         "implementation": sanitize_line(str(arm_of(series.cell)), limit=24),
@@ -34,12 +34,12 @@ def row(series: Series) -> dict[str, str]:
 
 
 def machine_of(series: Series) -> str:
-    """The processor and the fingerprint of a series, in words."""
+    """Describe the machine of a series by its processor and its fingerprint."""
     return f"{sanitize_line(series.cell['machine'])}, fingerprint {series.cell['fingerprint']}"
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
-    """Group series by machine and workload, in words; on each machine, workloads with changes come first."""
+    """Group series by headings that name workload and machine; on each machine, workloads with changes come first."""
     return grouped(
         sorted(series, key=lambda each: (machine_of(each), not each.changes)),
         lambda each: f"{titles.title(each.cell)}, T={titles.length(each.cell)}, on {machine_of(each)}",

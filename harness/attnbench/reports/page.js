@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 const PAGE = 100;
 const MOST_PANELS = 12;
-const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]; // of names with one colour
+const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]; // for names of one colour
 const RING = "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0";
 const METRICS = {
   ratio: { title: "ratio to the baseline", column: "verdict" },
@@ -14,7 +14,7 @@ const METRICS = {
   error: { title: "error / tolerance", column: "error" },
   rate: { title: "useful FLOP/s", column: "FLOP/s" },
 };
-const FIRST = ["workload", "length", "implementation", "time per call", "verdict"]; // the columns at the beginning
+const FIRST = ["workload", "length", "implementation", "time per call", "verdict"]; // columns shown at first
 const places = Object.fromEntries(data.columns.map((column, place) => [column.heading, place]));
 for (const row of data.rows) for (const [name, metric] of Object.entries(METRICS)) row[name] = row.keys[places[metric.column]] ?? null;
 const has = Object.fromEntries(Object.keys(METRICS).map((name) => [name, data.rows.some((row) => row[name] !== null)]));
@@ -23,7 +23,7 @@ const USUAL = { view: "dots", metric: has.ratio ? "ratio" : "time", scale: "log"
 for (const axis of data.axes) USUAL["f." + axis] = "";
 let state = read();
 
-// The fastest overall first; those without a ratio last.
+// Implementations by their mean ratio, the fastest first; implementations without a ratio are last.
 function byRatio() {
   const names = [...new Set(data.rows.map((row) => row.implementation))];
   const mean = {};
@@ -37,7 +37,7 @@ function valuesOf(axis) {
   const values = [...new Set(data.rows.map((row) => row.axes[axis]))];
   return values.sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
 }
-// A colour is mixed with ink until it can be seen on the page. Source: WCAG 2.2, criterion 1.4.11, a contrast of 3.
+// Mix a colour with ink until it is visible on the page. Source: WCAG 2.2, criterion 1.4.11, a contrast of 3.
 function readable(colour, isDark) {
   const luminance = (parts) => parts.map((part) => (part <= 10 ? part / 3294 : ((part / 255 + 0.055) / 1.055) ** 2.4))
     .reduce((sum, part, place) => sum + [0.2126, 0.7152, 0.0722][place] * part, 0);
@@ -47,7 +47,7 @@ function readable(colour, isDark) {
   return `rgb(${parts.map(Math.round)})`;
 }
 
-// The view is in the address: whoever gets the link sees the same.
+// The address of the page has the state of the view, so that a link shows the same view.
 function read() {
   const found = { ...USUAL };
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) if (name in found) found[name] = value;
@@ -149,7 +149,7 @@ function columns() {
   }));
 }
 
-// A chart of what is shown, drawn by Vega-Lite.
+// The Vega-Lite specification of a chart of the shown rows.
 function spec(rows, ink, soft) {
   const metric = METRICS[state.metric];
   const scale = { type: state.scale, nice: false, ...(state.scale === "linear" && { zero: false }) };
@@ -200,9 +200,9 @@ async function chart(rows) {
   const style = getComputedStyle(document.documentElement);
   const mine = ++drawing;
   const options = { actions: false, renderer: "svg", tooltip: { theme: darkness.matches ? "dark" : "light" } };
-  const place = make("div", { "aria-hidden": "true" }); // the label of #chart is its text, and the table its numbers
+  const place = make("div", { "aria-hidden": "true" }); // screen readers get #chart's label, and the table
   await window.vegaEmbed(place, spec(rows, style.getPropertyValue("--ink").trim(), style.getPropertyValue("--soft").trim()), options);
-  if (mine !== drawing) return; // a later one is on its way
+  if (mine !== drawing) return; // a later call draws a newer chart
   $("chart").replaceChildren(place);
   $("chart").setAttribute("aria-label", `${METRICS[state.metric].title} of ${rows.length} cells; the table below has the same numbers`);
 }
@@ -214,7 +214,7 @@ function show() {
   columns();
   table(rows);
   const again = focused && [...document.querySelectorAll("#explore " + focused.tagName)].find((each) => each.textContent === focused.textContent);
-  again?.querySelector("select, input, button")?.focus(); // what was there is a new one
+  again?.querySelector("select, input, button")?.focus(); // focus again: the controls were replaced
   window.attnbenchDrawn = chart(rows);
 }
 $("find").addEventListener("input", (event) => change({ find: event.target.value }));

@@ -1,4 +1,4 @@
-"""Plots of time, ratio and memory against length: a panel for each group, a line for each implementation."""
+"""Plots of time, ratio and memory against length: a panel for each group of cells, a line for each implementation."""
 
 import math
 import textwrap
@@ -20,15 +20,13 @@ from attnbench.units import grouped, sanitize_line, show
 ENOUGH_LENGTHS = 5  # with fewer lengths in every panel, the picture of a run shows ratios instead of times
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 MOST_PANELS, HEIGHT = 6, 3.2  # largest number of panels of a picture, and their height in inches
-FURTHEST = (
-    4.0  # largest ratio, or inverse of one, that a plot shows; points beyond are drawn at its edge with their number
-)
+FURTHEST = 4.0  # a plot shows ratios from 1 / FURTHEST to FURTHEST, and draws others as numbers at its edge
 MANY_TICKS, TITLE_LEN = 7, 40
-"""MANY_TICKS: more lengths have turned labels; TITLE_LEN: characters of a line of a panel's title."""
+"""MANY_TICKS: labels of more lengths than this are turned. TITLE_LEN: most characters in a line of a panel's title."""
 SPREAD, EDGE = 0.8, 1.2
-"""SPREAD: powers of two from the first line to the last at a panel's only length; EDGE: the factor by which the
-horizontal axis goes beyond the lengths at both ends."""
-ABOVE_NUMBERS_PT = 18.0  # distance from a panel to its title, in points, if numbers stand at the panel's edge
+"""SPREAD: powers of two over which the points of a panel with a single length are spread. EDGE: factor by which the
+horizontal axis extends beyond the first and the last length."""
+ABOVE_NUMBERS_PT = 18.0  # distance from a panel to its title, in points, if there are numbers at the panel's edge
 LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8  # least width of all panels, and width of the legend, in inches
 
 
@@ -67,20 +65,20 @@ MEMORY = Quantity(
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Cells of one group that differ in one length only."""
+    """Cells of one group, on workloads that differ in one length only."""
 
     axis: str  # seq_len or kv_len
-    other: str  # the other length if it differs: "T=1"; else ""
+    other: str  # the other length, as in "T=1"; "" if query and key length are equal
     cells: Sequence[Cell]
 
     @property
     def lengths(self) -> list[int]:
-        """All lengths, measured or not."""
+        """The lengths of all cells in increasing order, measured or not."""
         return sorted({int(cell.workload.axes()[self.axis]) for cell in self.cells})
 
 
 def panels(results: Results) -> Iterator[Panel]:
-    """The panels of a run: its groups of cells, split so that a single length varies within each."""
+    """Yield the panels of a run: its groups of cells, split so that only one length varies in each panel."""
     for members in cells.groups(results).values():
         for (axis, other), alike in by_length(members, lambda cell: cell.workload).items():
             yield Panel(axis=axis, other=other, cells=alike)
@@ -91,7 +89,7 @@ def draw(
 ) -> Picture | None:
     """Plot a quantity in the first `most` panels that have a value and at least `fewest_lengths` lengths.
 
-    Each panel is `height` inches high. None if there is no such panel.
+    Each panel is `height` inches high. Return None if there is no such panel.
     """
     chosen = [panel for panel in panels(results) if len(panel.lengths) >= fewest_lengths]
     known = [panel for panel in chosen if any(map(quantity.value, panel.cells))]
@@ -125,12 +123,12 @@ def draw(
 
 @lru_cache(maxsize=1)
 def usual(results: Results) -> Picture | None:
-    """The picture of a page, time against length; None if no panel has ENOUGH_LENGTHS."""
+    """Draw the picture of the page, time against length; return None if no panel has ENOUGH_LENGTHS lengths."""
     return draw(results, TIME, ENOUGH_LENGTHS)
 
 
 def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> Iterator[str]:
-    """Sentences about missing points and their reasons, points beyond the plot, bars, and groups without a panel."""
+    """Yield sentences about missing points with their reasons, points beyond the plot, bars, and groups not plotted."""
     missing = [cell for panel in chosen for cell in panel.cells if not quantity.value(cell)]
     parts = []
     for (arm, status), members in grouped(missing, lambda cell: (cell.record.arm, cells.status(cell))).items():
@@ -176,22 +174,22 @@ def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity, looks: Mapping[Arm
 
 
 def _bar_ends(ends: Sequence[float | None], values: Sequence[float], unit: str) -> list[float]:
-    """The lower or upper ends of the bars, within the plot; for a point without a bar, its own value."""
+    """Return the lower or the upper ends of bars, limited to the plot. A missing bar ends at the value of its point."""
     return [_inside(end or value, unit) for end, value in zip(ends, values, strict=True)]
 
 
 def _inside(value: float, unit: str) -> float:
-    """The value, or for a ratio the nearest one that the plot shows."""
+    """Return the value; without a unit it is a ratio, which is limited to the ratios that the plot shows."""
     return value if unit else min(max(value, 1 / FURTHEST), FURTHEST)
 
 
 def _is_beyond(value: float, unit: str) -> bool:
-    """Whether a plot of ratios does not show the value."""
+    """Return whether the value is a ratio that the plot does not show."""
     return _inside(value, unit) != value
 
 
 def _scale(axes: Axes, unit: str) -> None:
-    """Put ticks on the vertical axis and, for ratios, a line at 1, the baseline's ratio."""
+    """Make the vertical axis logarithmic, with ticks and, for ratios, a line at 1, the baseline's ratio."""
     axes.set_yscale("log", base=2)
     if unit == "s":
         style.log_ticks(axes.yaxis, unit)

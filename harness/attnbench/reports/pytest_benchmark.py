@@ -1,7 +1,7 @@
-"""Times as benchmark.json for `pytest-benchmark compare` and other tools that read its format.
+"""The report benchmark.json: times for `pytest-benchmark compare` and other tools that read its format.
 
-Source: pytest-benchmark 5.3.1, `stats.py` and `fixture.py`, https://github.com/ionelmc/pytest-benchmark. machine_info
-omits the host's name. The format has no place for cells without a time.
+Source: pytest-benchmark 5.3.1, `stats.py` and `fixture.py`, https://github.com/ionelmc/pytest-benchmark. `machine_info`
+omits the host's name. Cells without a time are omitted, since the format has no place for them.
 """
 
 import statistics
@@ -17,7 +17,7 @@ VERSION = "5.3.1"
 
 
 def document(results: Results) -> dict[str, Any]:
-    """The content of benchmark.json as a dictionary.
+    """Return the content of benchmark.json as a dictionary.
 
     Raises:
         ValueError: pytest-benchmark is not installed.
@@ -47,7 +47,7 @@ def _machine(environment: Environment) -> dict[str, Any]:
 
 
 def _benchmark(results: Results, record: Record, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
-    """The entry of a cell; pytest-benchmark computes the statistics of its samples, which are seconds per call."""
+    """Return the entry of a cell; pytest-benchmark's `stats` computes the statistics of samples in seconds per call."""
     name, samples = sanitize_line(str(record.arm)), record.samples(LATENCY)
     judged = {"margin": results.plan.smallest_effect, "doubtful": doubt_of(results, record.key)}
     for sample in samples:

@@ -1,4 +1,4 @@
-"""The answers of `fastest`, with or without --along: as sentences, as rows, and as JSON."""
+"""The answers of `attnbench fastest`, with or without --along: as sentences, as rows of a table, and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,12 +15,12 @@ from attnbench.units import MISSING, grouped, listed, percent, sanitize_line, sh
 
 
 def recommendation_lines(results: Results) -> list[str]:
-    """A sentence for each recommendation, or for each searched pair of implementations."""
+    """Return one text for each recommendation or, after a search, for each searched pair of implementations."""
     return [crossing.answer for crossing in crossings(results)] or [*map(answer, recommend(results))]
 
 
 def answer(choice: Recommendation) -> str:
-    """The recommendation in a sentence or two."""
+    """Describe a recommendation in a sentence."""
     if not choice.choice:
         return f"There is nothing to recommend: {_nothing_left(choice)}."
     stands = choice.standing
@@ -47,7 +47,7 @@ def answer(choice: Recommendation) -> str:
 
 
 def _paid(choice: Recommendation) -> str:
-    """State when a long first call has paid off: ", and has paid for its first call of 5 s after 90 calls"; or ""."""
+    """State when a long first call has paid off: ", and has paid for its first call of 5 s after 90 calls"; else ""."""
     found = choice.break_even
     if found is None or not choice.has_long_first_call or found.payoff in {Payoff.at_once, Payoff.never}:
         return ""
@@ -58,7 +58,7 @@ def _paid(choice: Recommendation) -> str:
 
 
 def _nothing_left(choice: Recommendation) -> str:
-    """Explain an empty recommendation: by the least memory that an implementation needs, or by the reasons."""
+    """Explain why nothing is recommended: the least memory that an implementation needs, or all kinds of exclusions."""
     over = {name: choice.peaks[name] for name, why in choice.excluded.items() if why.kind == OVER}
     if over:
         least = min(over, key=lambda name: over[name])
@@ -78,10 +78,10 @@ def _lead(choice: Recommendation, other: str, words: str) -> str:
 
 
 def figures(choice: Recommendation) -> list[tuple[str, ...]]:
-    """One row of texts for each candidate: name, time of a call, factor relative to the choice, peak memory.
+    """Return one row of texts for each candidate: name, time of a call, factor relative to the choice, peak memory.
 
-    A candidate's time is the choice's time multiplied by their ratio, since medians from different moments are not
-    comparable.
+    A candidate's time is the choice's time multiplied by the ratio of the two, since medians from different moments are
+    not comparable.
     """
     rows: list[tuple[str, ...]] = []
     for name, median_s in choice.seconds.items():
@@ -95,7 +95,7 @@ def figures(choice: Recommendation) -> list[tuple[str, ...]]:
 
 
 def of_excluded(choice: Recommendation, *, is_verbose: bool = False) -> list[str]:
-    """The excluded implementations, a line for each kind of reason, or for each implementation with `is_verbose`."""
+    """List excluded implementations: a line for each kind of reason or, if `is_verbose`, for each implementation."""
     if is_verbose:
         return [sanitize_line(f"excluded: {name}: {reason}") for name, reason in choice.excluded.items()]
     texts = []
@@ -118,7 +118,7 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def crossings(results: Results) -> Iterator[Crossing]:
-    """Every searched pair along each ladder, with its crossovers."""
+    """Yield the crossovers of each searched pair along each ladder (a workload at increasing values of an axis)."""
     for ladder, pair in ((each, pair) for each in results.plan.ladders for pair in each.pairs):
         known = points(results, ladder, *pair)
         changes = tuple(
@@ -136,7 +136,7 @@ def crossings(results: Results) -> Iterator[Crossing]:
 
 
 def _crossing(ladder: Ladder, pair: tuple[str, str], known: Mapping[int, Point], changes: Sequence[Change]) -> str:
-    """The crossovers of two implementations in a sentence, or which one is faster everywhere."""
+    """Describe the crossovers of two implementations; without any, name the one that is faster, if that is decided."""
     if changes:
         return " ".join(
             f"From {change.axis} {significant(change.at, 3)} on (between {change.low} and {change.high}) "

@@ -1,7 +1,7 @@
 """The closing screen of a run: at most 25 lines of 80 columns for any sweep.
 
-In order: the run and its correctness, the machine and any warning, a table of shapes, the advice, memory, undecided
-comparisons, and the files. If there are too many shapes, the least notable are omitted: summary.md has all.
+From top to bottom: the run and its correctness, the machine, warnings, findings, a table of shapes, the advice, memory,
+undecided comparisons, and the files. If there are too many shapes, the least notable are omitted; summary.md has all.
 """
 
 import textwrap
@@ -29,9 +29,9 @@ from attnbench.units import MISSING, grouped, sanitize_line, show, text_lines
 WIDTH, HEIGHT = 80, 25
 HEADING, CELL, NAME = "Time of a call", 9, 20
 """HEADING: heading of the times; CELL and NAME: largest width in characters of a time with its sign, and of a name."""
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # limits of lines
-MOST_HEADING, MOST_FIRST_CALLS = 4, 4  # line limits of the headings of a table by implementation, and of first calls
-FEW_OPEN = 3  # up to this number, undecided comparisons are named
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines
+MOST_HEADING, MOST_FIRST_CALLS = 4, 4  # most lines of headings if each implementation has a row, and of first calls
+FEW_OPEN = 3  # undecided comparisons are named if there are at most this number
 
 
 class Line(NamedTuple):
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 def screen(results: Results) -> list[Line]:
-    """The closing screen of a run; with two states of the code it has no advice, since the last line concludes."""
+    """Return the lines of the closing screen. With two sides they have no advice: the command's last line concludes."""
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
     findings = [*summary.findings(results), *summary.kept_memory(results)]
     more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
@@ -68,14 +68,14 @@ def screen(results: Results) -> list[Line]:
 
 
 def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str = "More: summary.md") -> list[Line]:
-    """The texts, wrapped; if they have more than `most` lines, `more` is the last one."""
+    """Wrap texts into at most `most` lines; if they need more, `more` is the last line."""
     lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
     lines = lines if len(lines) <= most else [*lines[: most - 1], more]
     return [Line(line, style) for line in lines]
 
 
 def is_wide(members: Sequence[Answer]) -> bool:
-    """Whether a table with a column for each implementation is wider than WIDTH; each then has a row instead."""
+    """Return whether a table with a column for each implementation is wider than WIDTH, so that each needs a row."""
     return max(map(len, _by_shape(members, names(members)))) > WIDTH
 
 
@@ -83,7 +83,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
     """Format the time of each implementation on each shape, to fit `height` lines; empty if nothing was timed.
 
     A row is a shape or, if there are too many implementations, an implementation. If the shapes do not fit, the least
-    notable are omitted first, and of these small ones before large ones. `base` is the baseline's name.
+    notable are omitted first; among equally notable shapes, small ones first. `base` is the baseline's name.
     """
     timed = [shape for shape in members if shape.is_timed]
     if not timed:
@@ -109,7 +109,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
 
 
 def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
-    """Lines with a row for each shape, the headings first; if two states are compared, verdicts are the last column."""
+    """Format a table with a row for each shape as lines; if two states are compared, the last column has verdicts."""
     labels = [shape.label for shape in members]
     labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
     columns = {HEADING: labels} if any(labels) else {}
@@ -124,7 +124,7 @@ def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
 
 
 def _verdict(shape: Answer) -> str:
-    """The verdict on the candidate, with its factor if it is faster or slower."""
+    """Format the verdict on the candidate, with its factor if it is faster or slower."""
     (cell,) = shape.others or (None,)
     if cell is None or cell.mark is None:
         return MISSING
@@ -132,7 +132,7 @@ def _verdict(shape: Answer) -> str:
 
 
 def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: int) -> list[str]:
-    """The table's lines, with a row for each implementation below headings of several lines.
+    """Format a table with a row for each implementation, below headings of several lines, as lines.
 
     Implementations that do not fit into `room` lines follow in a sentence about the largest shape.
     """
@@ -171,18 +171,18 @@ def _name_width(every: Sequence[str]) -> int:
 
 
 def _aligned(text: str) -> str:
-    """Pad a text by the width of a sign, so that numbers line up."""
+    """Pad a text without a sign by the width of a sign, so that numbers line up."""
     return text if text[-1] in SIGNS or text.endswith(" ") else f"{text}  "
 
 
 def _limit(records: Sequence[Record]) -> str:
-    """The lengths of cells that were predicted to exceed a limit, and why: the reason of the first one."""
+    """List the lengths of cells that were predicted to exceed a limit, with the reason of the first cell."""
     lengths = ", ".join(dict.fromkeys(titles.length(record.workload.axes()) for record in records))
     return sanitize_line(f"T={lengths}: {records[0].message.partition(';')[0]}", 2 * WIDTH)
 
 
 def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
-    """Lines about undecided and doubtful comparisons, cells over a limit, and unsupported implementations."""
+    """Return lines about undecided and doubtful comparisons, cells over a limit, and unsupported implementations."""
     judged = [(cell, shape) for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
     parts = []
     for kind in (Mark.doubtful, Mark.undecided) if judged else ():

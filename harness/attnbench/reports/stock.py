@@ -1,7 +1,7 @@
 """The file of `attnbench check --report`: the verdict on each implementation by device and dtype, as a Markdown list.
 
-It is small and self-contained, so that it can be attached to an issue, and several can be set side by side; `check
---json` is for programs.
+It is small and self-contained, so that it can be attached to an issue. `attnbench report` compares several such files.
+Programs read `check --json` instead.
 """
 
 import html
@@ -20,7 +20,11 @@ TITLE = "# Attention checked on this machine"
 
 
 def write(file: Path, results: Results) -> None:
-    """Write the verdicts of a check into a Markdown file, with the machine, the versions and the findings."""
+    """Write the verdicts of a check into a Markdown file, with the machine, the versions and the findings.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     known = [describe_environment(environment) for environment in results.environments.values()][:1]
     facts = {name: text for entries in known for name, text in entries.items() if name in FACTS}
     facts |= {"cells": f"{len(results.records)} of {results.plan.num_cells}"}
@@ -37,7 +41,7 @@ def write(file: Path, results: Results) -> None:
 
 
 def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
-    """Pairs of device and dtype ("cpu float32"), and the verdict there with the largest error / tolerance."""
+    """Yield each device and dtype ("cpu float32"), and the verdict there with the largest error / tolerance."""
     for place in dict.fromkeys((workload.device, workload.dtype) for workload in whole.planned):
         of_place = Judgement(
             implementation=whole.implementation,
@@ -52,7 +56,7 @@ def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
 
 
 def load(file: Path) -> dict[str, str]:
-    """The texts of a file from `write`, by name: facts, verdicts as `IMPLEMENTATION, DEVICE DTYPE`, and findings.
+    """Read a file of `write`: its facts, verdicts (by `IMPLEMENTATION, DEVICE DTYPE`) and findings, as texts by name.
 
     Raises:
         ValueError: `write` did not write this file.
@@ -65,7 +69,7 @@ def load(file: Path) -> dict[str, str]:
 
 
 def side_by_side(files: Sequence[Path]) -> str:
-    """A Markdown table of the entries that differ between reports, and the number of verdicts that are the same.
+    """Compare reports: return a Markdown table of the entries that differ, and the number of verdicts that agree.
 
     Raises:
         ValueError: a file is not a report.

@@ -1,7 +1,7 @@
 """The look of each implementation, stable across pictures and versions, and the frame of all pictures.
 
-Colours differ for any kind of colour vision, and are never the only clue: each implementation has a marker, too, and
-lines of those from outside are dashed. Source: Okabe and Ito, Color Universal Design,
+Colours differ for any kind of colour vision. They are never the only clue: each implementation also has a marker, and
+the lines of implementations from outside are dashed. Source: Okabe and Ito, Color Universal Design,
 https://jfly.uni-koeln.de/color/; Paul Tol, Colour schemes, https://personal.sron.nl/~pault/.
 """
 
@@ -29,13 +29,13 @@ T = TypeVar("T")
 A = TypeVar("A", Arm, str)
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
-FEW_DECADES = 2.5  # longest logarithmic axis that has ticks inside its decades
-BEYOND_PT = 19.0  # distance in points between markers that are drawn at the same place of the plot's edge
+FEW_DECADES = 2.5  # a logarithmic axis with more decades has ticks only at decades
+BEYOND_PT = 19.0  # distance in points between markers that belong to the same place at the plot's edge
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5  # characters per inch in a title and in a note
 Look = Mapping[str, Any]
 """Colour, marker and line of one implementation, as arguments of `Axes.plot`.
 
-Widths differ so that coinciding lines and markers stay visible as rings: wide below, narrow on top.
+Line widths differ, and narrow lines are drawn above wide ones, so that lines at the same place stay visible.
 """
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#44AA99", "#DDAA33", "#555555")
 _MARKERS = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # for implementations from outside
@@ -44,10 +44,10 @@ _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 
 
 def look(arm: Arm | str) -> Look:
-    """The look of an implementation: fixed for built-in ones, derived from a hash of the name for all others.
+    """Return the look of an implementation: fixed for built-in ones, derived from a hash of the name for all others.
 
-    A variant such as fused+compile is dotted and thinner, with the colour and the marker of its base implementation; so
-    is the base of two sides.
+    The line of a variant such as fused+compile is dotted and thinner, with the colour and the marker of fused. With two
+    sides, the line of the base differs in the same way from that of the candidate.
     """
     name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
     base, option = plugins.variant(name)
@@ -65,9 +65,9 @@ def look(arm: Arm | str) -> Look:
 
 
 def looks(arms: Iterable[A]) -> dict[A, Look]:
-    """The looks of all implementations of a picture: as far as possible, no two have the same colour and marker.
+    """Choose looks for all implementations of a picture, as far as possible no two with the same colour and marker.
 
-    Built-in names keep theirs. Others keep their colour, and get another marker if theirs is taken.
+    Built-in implementations keep their look. Others keep their colour, and get another marker if theirs is taken.
     """
     own, taken, chosen = plugins.catalogue()["looks"], list[tuple[object, object]](), dict[A, Look]()
     for arm in sorted(arms, key=lambda arm: (str(arm) not in own, str(arm))):
@@ -83,7 +83,7 @@ def looks(arms: Iterable[A]) -> dict[A, Look]:
     return chosen
 
 
-def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
+def draw_line(  # noqa: PLR0913, PLR0917 - parameters as in Axes.errorbar
     axes: Axes, arm: Arm, line: Look, x: Sequence[float], y: Sequence[float], ends: Sequence[Sequence[float]]
 ) -> None:
     """Draw a line with its markers, and bars from `ends[0]` (lower) to `ends[1]` (upper) where these differ from `y`.
@@ -104,7 +104,7 @@ def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
 def draw_beyond(axes: Axes, place: tuple[float, float], points: Sequence[tuple[Look, float]]) -> None:
     """Draw ratios beyond the plot side by side at `place`, a point (x, y) of the plot's edge in data coordinates.
 
-    Each of `points` is a look and a ratio, and gets its marker, an arrow and its number.
+    Each of `points`, a look and a ratio, gets a marker, an arrow, and the ratio as a number.
     """
     is_above = place[1] > 1
     for number, (line, ratio) in enumerate(points):
@@ -131,7 +131,7 @@ def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".fo
 
 
 def log_ticks(axis: Axis, unit: str) -> None:
-    """Put ticks at 1, 2, 5 of each decade, or only at decades if there are many, with units: "500 us"."""
+    """Put ticks with units ("500 us") at 1, 2 and 5 of each decade, or only at decades if there are many."""
     low, high = axis.get_view_interval()
     few = math.log10(high / low) <= FEW_DECADES
     locator = LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12)
@@ -149,9 +149,9 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
     num_columns: int = 1,
     **options: Any,  # noqa: ANN401 - the arguments of subplots
 ) -> Picture:
-    """A figure with rows of panels drawn by `draw`, a title, a subtitle, a note at its foot, and a legend of all lines.
+    """Draw a figure of panels in rows, with a title, a subtitle, a note at its foot, and a legend of all lines.
 
-    `size` is (width, height) in inches, without the note.
+    `draw` fills the axes of one panel. `size` is (width, height) in inches, without the note.
     """
     width, height = size
     wrapped = textwrap.wrap(note, int(width * NOTE_DENSITY))

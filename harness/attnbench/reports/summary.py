@@ -1,6 +1,6 @@
-"""The run as readable text, summary.md, and as a page with a picture, report.html.
+"""The reports summary.md, a run as readable text, and report.html, a page with a picture.
 
-The functions for their parts, such as the verdict, warnings and facts, also serve screens and the Python API.
+Screens and the Python API also use the functions for single parts, such as the verdict, the warnings and the facts.
 """
 
 import base64
@@ -36,13 +36,13 @@ from attnbench.units import (
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
-MOST_LINES = 200  # largest length of summary.md; report.html and records.csv have the tables that do not fit
+MOST_LINES = 200  # of summary.md; report.html and records.csv have the tables that do not fit
 ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows
 
 
 def render_template(template: str, results: Results, **more: object) -> str:
-    """Render a template of this folder with the values that summary and page share; in HTML all text is escaped."""
-    import jinja2  # here: a check does not need it, and it takes half a second
+    """Render a template with the values that both reports use, and with `more`; in HTML all text is escaped."""
+    import jinja2  # here, since the import takes half a second and a check does not need it
 
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -64,7 +64,7 @@ def render_template(template: str, results: Results, **more: object) -> str:
 
 
 def markdown(results: Results) -> str:
-    """The run as Markdown, with as many tables of cells as fit into MOST_LINES."""
+    """Return a run as Markdown, with as many tables of cells as fit into MOST_LINES."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
     headings = [column.heading for column in columns]
     tables = {}
@@ -80,11 +80,11 @@ def markdown(results: Results) -> str:
 
 
 def html_page(results: Results) -> str:
-    """The run as one self-contained page: the answer, one picture, the explorer, and then all details.
+    """Return a run as one self-contained HTML page: the answer, one picture, the charts, and then all details.
 
-    Text from outside is escaped by the template, or is data of the script, which inserts it as text.
+    The template escapes texts from outside. The script of the page inserts texts of its data as text, never as HTML.
     """
-    from attnbench.reports import (  # here: a check needs no pictures, and these take a second to import
+    from attnbench.reports import (  # here, since these take a second to import and a check draws nothing
         explorer,
         plotted_metrics,
     )
@@ -103,7 +103,7 @@ def html_page(results: Results) -> str:
 
 
 def verdict(results: Results) -> str:
-    """The sweep, the number of implementations and of shapes, and whether all answers are right."""
+    """Describe a run in a line: its sweep, how many implementations and shapes it has, and which answers are right."""
     plan = results.plan
     names = len({arm.implementation for arm in plan.specs} - set(cells.absent_implementations(results)))
     num_shapes = len(plan.workloads)
@@ -125,7 +125,7 @@ TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGN
 
 
 def machine(results: Results) -> list[str]:
-    """Lines about the machine, the method and the margin, after those about two states of the code or the hosts."""
+    """Return lines about the machine, the method and the margin, preceded by lines about two sides or several hosts."""
     around, parts = [text for text in (sides(results), hosts(results)) if text], list[str]()
     if environment := next(iter(results.environments.values()), None):
         kinds = [kind.partition(",")[0] for kind in environment.accelerator.split("; ")]  # without memory etc.
@@ -145,7 +145,7 @@ def machine(results: Results) -> list[str]:
 
 
 def sides(results: Results) -> str:
-    """The two states of the code, and how they were measured; "" in a run of one state."""
+    """Describe the two states of the code, and how they were measured; "" in a run of one state."""
     both = results.plan.sides
     if both is None:
         return ""
@@ -160,7 +160,7 @@ def _first_environment(records: Iterable[Record]) -> Environment | None:
 
 
 def unlike(results: Results) -> list[Warned]:
-    """A warning about differences between the environments of two states of the code; empty if there are none."""
+    """Warn if the environments of two states of the code differ; the list is empty if they do not."""
     base, candidate = map(_first_environment, by_side(results))
     if base is None or candidate is None:
         return []
@@ -172,7 +172,7 @@ def unlike(results: Results) -> list[Warned]:
 
 
 def facts(results: Results) -> dict[str, str]:
-    """Facts about the run by name, such as its budget, cells, samples and interference."""
+    """Return facts about a run by name, such as its budget, cells, samples and interference."""
     plan, records = results.plan, results.records
     counts = Counter(str(record.status) for record in records)
     visits, processes = sum(results.num_visits.values()), verdicts.num_processes(results)
@@ -195,7 +195,7 @@ def facts(results: Results) -> dict[str, str]:
 
 
 def describe_environment(environment: Environment) -> dict[str, str]:
-    """The facts of an environment in words, by name, the fingerprint first."""
+    """Describe an environment as texts by name, the fingerprint first."""
     facts = {"fingerprint": environment.fingerprint, **msgspec.structs.asdict(environment)}
     facts |= {"memory_bytes": show(environment.memory_bytes, "bytes")}
     names = {name: name.removeprefix("num_").removesuffix("_bytes").replace("_", " ") for name in facts}
@@ -212,14 +212,14 @@ def _in_words(value: object) -> str:
 
 
 def troubles(results: Results) -> list[Warned]:
-    """Warnings that precede all results, such as doubtful times, an unfinished run or a damaged journal."""
+    """Return the warnings that precede all results, as about doubtful times, an unfinished run or a damaged journal."""
     plan, doubtful, noisy, busy = results.plan, doubts(results), too_noisy(results), contention(results)
     lines = [*doubtful]
     if noisy is not None and plan.command != "fastest":  # `fastest` has verdicts of its own
         lines.append(noisy)
     if results.elapsed_s is None:
         lines.append(Warn.unfinished.says("This run did not finish: missing cells were not measured."))
-    if results.num_left_out and plan.metrics:  # a check skips the rest of wrong implementations
+    if results.num_left_out and plan.metrics:  # a check skips the other cells of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(plan.budget_s)
         text = f"{counted}: they did not fit into the budget of {budget}. Raise --budget."
@@ -245,7 +245,7 @@ def troubles(results: Results) -> list[Warned]:
 
 
 def findings(results: Results) -> list[str]:
-    """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths.
+    """List wrong and failed cells: a line for each implementation, status, group of workloads and reason, with lengths.
 
     If two states of the code are compared, the lines are those of `losses`.
     """
@@ -264,7 +264,7 @@ def findings(results: Results) -> list[str]:
 
 
 def kept_memory(results: Results) -> list[str]:
-    """A line for each cell whose memory grows with each call."""
+    """Return a line for each cell whose memory grows with each call."""
     measured = ((record, record.measurement(KEPT_MEMORY)) for record in results.records)
     return [
         sanitize_line(f"{record.arm} {next(iter(kept.warnings))} ({record.workload.direction})")
@@ -274,7 +274,7 @@ def kept_memory(results: Results) -> list[str]:
 
 
 def answer(results: Results) -> list[str]:
-    """The answer in a few sentences: a recommendation or, with two states of the code, the conclusion."""
+    """Answer in a few sentences: with a recommendation or, for two states of the code, with the conclusion."""
     if results.plan.sides is not None:
         return [exit_status.of_sides(results).sentence]
     if results.plan.command != "run":
@@ -284,7 +284,7 @@ def answer(results: Results) -> list[str]:
 
 
 def hosts(results: Results) -> str:
-    """The hosts of a run over several machines, with their numbers of shapes; "" in other runs."""
+    """List the hosts of a run on several machines, each with its number of shapes; "" for other runs."""
     if not results.hosts:
         return ""
     measured = dict.fromkeys((each.workload.id, each.host) for each in results.records)
@@ -294,14 +294,14 @@ def hosts(results: Results) -> str:
 
 
 def decided(results: Results) -> str:
-    """The number of decided comparisons in words: "5 of 6 comparisons decided"."""
+    """Count the decided comparisons, in words: "5 of 6 comparisons decided"."""
     judged = verdicts.comparisons(results)
     num_decided = sum(each.verdict is not Verdict.undecided for each in judged)
     return f"{num_decided} of {len(judged)} comparisons decided" if judged else "nothing was compared"
 
 
 def interference(results: Results) -> str:
-    """The number of disturbed blocks, and the share of the machine taken by other work."""
+    """Describe interference: the number of discarded blocks, and the share of processor time that other work took."""
     if not results.num_blocks:
         return "not watched"
     text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"

@@ -31,18 +31,18 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
     "device": lambda device: f"on {device}",
 }
-"""Format of an axis in a title, in the order of titles; other axes are shown as --set takes them: seed=3."""
+"""Formats of axes in titles, in the order of titles. All other axes are written as for --set: seed=3."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
-"""Axes that a title names even if they have their default."""
+"""Axes that a title names even if they have their default value."""
 OF_REQUESTS = {"mask", "batch_size"}  # axes whose values follow from a batch of requests
 NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes in the order of titles
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
-"""Shorter words in labels: a line has 80 columns."""
+"""Shorter words for labels, since a line of the screen has 80 columns."""
 
 
 def word(axis: str, axes: Axes) -> str:
-    """The value of one axis in words."""
+    """Format the value of one axis."""
     value = axes[axis]
     if axis in WORDS:
         return WORDS[axis](value)
@@ -50,9 +50,9 @@ def word(axis: str, axes: Axes) -> str:
 
 
 def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
-    """A workload without its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
+    """Describe a workload without its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
 
-    Axes that follow from others, hold their default or are in `leave_out` are omitted.
+    Axes in `leave_out`, axes that follow from a batch of requests, and default values (except of ALWAYS) are omitted.
     """
     defaults = DEFAULTS | following(axes)
     leave_out = {*leave_out, *(OF_REQUESTS if axes.get("batch", NO_BATCH) != NO_BATCH else ())}
@@ -64,13 +64,13 @@ def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
 
 
 def length(axes: Axes) -> str:
-    """The query length, with the key length if it differs: "512" or "1 x 512"."""
+    """Format the query length, with the key length if the two differ: "512" or "1 x 512"."""
     same = axes["kv_len"] == axes["seq_len"]
     return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
 
 
 def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
-    """The most common value of each axis, and the axes that vary; lengths excluded."""
+    """Return the most common value of each axis of GROUP_AXES, which has no lengths, and which of these axes vary."""
     members = [workload.axes() for workload in workloads]
     values: dict[str, Counter[object]] = {}
     for axis in GROUP_AXES if members else ():
@@ -80,7 +80,7 @@ def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:
-    """Short labels by workload id: the mask if masks vary, and the value of another axis if it is not the usual one."""
+    """Return short labels by workload id: the mask if masks vary, and all other values that are not the most common."""
     usual, varying = _usual(workloads)
     ordered = sorted((axis for axis in NAMED if axis in varying), key=lambda axis: ("dtype", "mask", axis).index(axis))
     texts = {}
@@ -94,7 +94,7 @@ def labels(workloads: Sequence[Workload]) -> dict[str, str]:
 def shared(workloads: Sequence[Workload], place: str = "row") -> str:
     """Describe the values that all or most of the workloads share.
 
-    Other values are named by the labels, which are in each `place`, such as "row" or "title".
+    Labels name the other values. `place` is the word for the place of a label, such as "row" or "title".
     """
     usual, varying = _usual(workloads)
     text = title({**workloads[0].axes(), **usual}, leave_out=varying & {"mask"})
@@ -102,18 +102,18 @@ def shared(workloads: Sequence[Workload], place: str = "row") -> str:
 
 
 def names(results: Results) -> dict[str, str]:
-    """Names of a run's workloads by id, from label and length: "causal T=512"."""
+    """Return the names of a run's workloads by id, made of label and length: "causal T=512"."""
     by_id = labels(results.plan.workloads)
     return {each.id: f"{by_id[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
 
 
 def caveat(results: Results) -> str:
-    """A prefix for the titles of an unfinished or doubtful run's pictures: "UNFINISHED, DOUBTFUL: "; or ""."""
+    """Return a prefix for picture titles of an unfinished or doubtful run, "UNFINISHED, DOUBTFUL: "; else ""."""
     words = ["UNFINISHED"] * (results.elapsed_s is None)
     words += [f"DOUBTFUL{' IN PART' * (not is_doubtful(results))}"] * bool(doubts(results))
     return f"{', '.join(words)}: " if words else ""
 
 
 def base(plan: Plan) -> str:
-    """Name the baseline of a run."""
+    """Return the name of the baseline of a run; with two sides, the name of the base."""
     return sanitize_line(plan.baseline) if plan.sides is None else BASE

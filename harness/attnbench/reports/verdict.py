@@ -1,4 +1,4 @@
-"""One verdict for programs: what `attnbench check`, `run`, `compare` and `fastest` print with --json.
+"""The verdict for programs: the JSON that `attnbench check`, `run`, `compare` and `fastest` print with --json.
 
 All four print a `Report`; docs/verdict.schema.json is its JSON schema. A wrong answer never has a time.
 """
@@ -48,13 +48,13 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     is_decided: bool
     is_doubtful: bool = False  # other work may have changed the times
-    reason: str = ""  # why it is undecided
+    reason: str = ""  # why the verdict is undecided
     num_processes: int = 0
-    detectable_slowdown: float | None = None  # 80 % of such sessions would detect it; 0.05 is 5 %
+    detectable_slowdown: float | None = None  # a slowdown that 80 % of such sessions would detect; 0.05 is 5 %
 
 
 class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One implementation on one workload."""
+    """The results of one implementation on one workload."""
 
     workload: str
     axes: dict[str, Any]
@@ -63,12 +63,12 @@ class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     status: Status
     verdict: CheckVerdict
-    is_predicted: bool = False  # not tried: predicted to be out of reach
+    is_predicted: bool = False  # not tried, since it was predicted to exceed a limit
     message: str = ""
     mistakes: tuple[str, ...] = ()  # known mistakes that explain a wrong answer
     broken_rules: tuple[str, ...] = ()
     error_ratio: float | None = None  # largest error / tolerance; null if it is not finite or nothing was compared
-    seconds: float | None = None  # of a call; null if the answer is not right or imprecise, or was not timed
+    seconds: float | None = None  # of a call; null if the answer is neither right nor imprecise, or was not timed
     speed: Speed | None = None
     break_even: BreakEven | None = None  # against the baseline, if first calls were measured
     peak_memory_bytes: float | None = None  # of a call, beyond its inputs
@@ -82,7 +82,7 @@ class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     is_right: bool  # right or imprecise; after `check` only if `is_enough`
     verdict: CheckVerdict
     sentence: str
-    num_compared: int  # cells
+    num_compared: int  # cells whose answer was compared
     num_planned: int
     is_enough: bool  # enough cells were compared for a verdict without reservation, and none failed
     never_tried: tuple[str, ...] = ()  # features that no compared cell had
@@ -91,7 +91,7 @@ class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     mistakes: tuple[str, ...] = ()
     broken_rules: tuple[str, ...] = ()
     worst_error_ratio: float | None = None
-    speed: Speed | None = None  # that of the worst cell (slower, undecided, equivalent, faster); null if wrong
+    speed: Speed | None = None  # of the cell with the worst verdict, in the order of WORST_FIRST; null if wrong
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +169,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
     not_judged: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> Report:
-    """The report of a command; `words` is its command line without the program.
+    """Build the report of a command; `words` is its command line without the name of the program.
 
     `found` are the recommendations of `fastest`; if it is None, the choices follow from the verdicts of the run.
     """
@@ -249,7 +249,7 @@ def _cells(results: Results) -> Iterator[CellVerdict]:
 
 
 def _implementation(judged: Judgement, results: Results, every: Sequence[CellVerdict]) -> Implementation:
-    """The verdict on one implementation; if two states of the code are compared, on the candidate."""
+    """Summarise the results of one implementation; if two states of the code are compared, of its candidate."""
     judged = replace(judged, records=tuple(record for record in judged.records if record.side != BASE))
     own = [each for each in every if each.implementation == judged.implementation and each.side != BASE]
     speeds = [each.speed for each in own if each.speed is not None]
@@ -273,7 +273,7 @@ def _implementation(judged: Judgement, results: Results, every: Sequence[CellVer
 
 
 def _choices(results: Results) -> Iterator[Choice]:
-    """The fastest by verdict for each compared shape of a sweep; none with two sides."""
+    """Yield the implementation that is the fastest by its verdict, for each compared shape; nothing for two sides."""
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
@@ -301,7 +301,7 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
-    """Commands that answer open questions, the most urgent first."""
+    """Yield commands that answer open questions, the most urgent first."""
     is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # a deleted checkout
     specs = {arm.implementation: shlex.quote(spec) for arm, spec in results.plan.specs.items()}
     pairs = itertools.pairwise(words)

@@ -1,1 +1,1 @@
-"""Statistics from samples to verdicts, on plain numbers: independent of torch, files and metrics."""
+"""Statistics that turn samples into verdicts: they work on plain numbers, without torch, files and metrics."""

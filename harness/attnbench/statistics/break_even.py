@@ -1,4 +1,4 @@
-"""The number of calls after which a faster implementation has paid for its longer first call."""
+"""Compute after how many calls a faster implementation has made up for its longer first call."""
 
 import enum
 import math
@@ -11,7 +11,7 @@ LARGEST_EXACT = 100  # calls; numbers from this on are shown to two digits
 
 
 class Payoff(enum.StrEnum):
-    """Whether a longer first call pays."""
+    """Whether an implementation ever makes up for a longer first call."""
 
     at_once = "at_once"
     after = "after"
@@ -20,7 +20,7 @@ class Payoff(enum.StrEnum):
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls after which the total time is below the baseline's, with their interval from that of the ratio."""
+    """The number of calls after which the total time is below the baseline's, with its interval."""
 
     payoff: Payoff
     calls: int | None = None  # 0 at once; null if `payoff` is never or unknown
@@ -52,9 +52,9 @@ def break_even(  # noqa: PLR0913 - two first calls, and a verdict with its numbe
 ) -> BreakEven:
     """Compute the number of calls after which the savings of later calls make up for a longer first call.
 
-    `first_s` and `baseline_first_s` are seconds of the first calls, and `baseline_s` of a later call of the baseline.
-    `ratio` is the time of a later call divided by the baseline's, with its interval `low` to `high`, None without one.
-    The spread of first calls does not widen the interval.
+    `first_s` and `baseline_first_s` are the seconds of the two first calls. `baseline_s` is the seconds of a later call
+    of the baseline. `ratio` is the time of a later call divided by `baseline_s`. Its interval is `low` to `high`, which
+    are None if it is unknown. The interval of the result ignores the spread of first calls.
     """
     if verdict is Verdict.undecided or low is None or high is None:
         return BreakEven(payoff=Payoff.unknown)

@@ -1,8 +1,9 @@
-"""The fastest of several arms sampled in the same blocks, and the verdict on each other one.
+"""Choose the fastest of several arms that were sampled in the same blocks, and judge every other arm against it.
 
-Even-numbered processes choose the fastest arm, and odd-numbered ones judge the others, because the winner of many owes
-some of its lead to luck in the processes that chose it. Noise in the choosing processes can at worst choose another arm
-that is about as fast, so a lead is underestimated rather than overestimated.
+An arm is an implementation that takes part in a block. Even-numbered processes choose the fastest arm, and odd-numbered
+processes judge the other arms. If the same processes did both, the lead of the chosen arm would include the luck of
+these processes. Noise in the choice can at worst select another arm that is about as fast. So a lead is underestimated
+rather than overestimated.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,15 +20,15 @@ CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES  # processes that a choice needs: half
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The leader, and the verdict on each other arm relative to it."""
+    """The leader, which is the fastest arm, and the judgement of each other arm relative to it."""
 
-    leader: str  # an implementation, as the other two name them
-    reference: str  # the baseline, or the first arm with samples if the baseline has none; shares blocks with all arms
+    leader: str  # an implementation, as are `reference` and the keys of `others`
+    reference: str  # the baseline or, if it has no samples, the first arm that has some
     others: dict[str, Judgement]  # fastest first; an arm that shares no judging process with the leader is missing
 
     @property
     def open(self) -> list[str]:
-        """The names of the arms whose undecided verdict more processes may decide, fastest first."""
+        """The names of the arms whose verdict is undecided and may change with more processes, fastest first."""
         return [name for name, judged in self.others.items() if judged.needs_more]
 
 
@@ -38,10 +39,11 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """Choose the leader among the reference and the arms that share blocks with it, and judge the others against it.
+    """Choose the leader among the arms that share blocks with the reference; judge the other arms against the leader.
 
-    `taken` holds the samples of one workload, by arm. `discarded` blocks are ignored. `candidates`, names of
-    implementations, restricts the comparison to these; the result is None if none of them can be compared.
+    `taken` has the samples of one workload, by arm. Blocks in `discarded` are ignored. `candidates` has the names of
+    the implementations to compare (None: all). The result is None if none of them can be compared. The reference is the
+    baseline or, if it has no samples, the first of `arms` that has some.
     """
     baseline = Arm(implementation=plan.baseline)
     reference = next((arm for arm in (baseline, *arms) if len(taken.get(arm, ()))), baseline)
@@ -66,10 +68,10 @@ def standing(
 
 
 def _parts(numbers: Mapping[int, float]) -> tuple[list[float], list[float]]:
-    """The log ratios of the even processes, which choose, and of the odd ones, which judge.
+    """Split log ratios by process into those of even processes, which choose, and those of odd processes, which judge.
 
-    With fewer than eight processes, all choose. A verdict from the same processes would be biased, so only the first
-    three judge, which are enough for an estimate but too few for a verdict.
+    With fewer than CHOOSING_PROCESSES processes, all of them choose. A verdict from processes that also chose would be
+    biased, so only the first three of them judge: this is enough for an estimate, but too few for a verdict.
     """
     every = [*numbers.values()]
     if len(every) < CHOOSING_PROCESSES:

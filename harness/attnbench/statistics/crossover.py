@@ -1,11 +1,12 @@
-"""Find the size from which the other of two implementations is the faster one, by adaptive bisection.
+"""Find the size at which another of two implementations becomes the faster one, by adaptive bisection.
 
-A parameter such as the length takes values from a ladder. At each visited value, processes are sampled until one
-implementation is shown to be faster, or the budget for that value is spent. The next value halves the gap between the
-last value decided one way and the first decided the other way. Sampling happens elsewhere.
+A parameter, such as the sequence length, takes values from a ladder, which is a list of increasing values. At each
+visited value, processes are sampled until one implementation is shown to be faster, or until the budget for this value
+is spent. The next value lies in the middle between two visited values at which different implementations are faster.
+This module makes the decisions; sampling happens elsewhere.
 
-If the times cross once, the crossover lies inside the interval unless a decision was false. The probability of any
-false decision in a run is at most `FALSE_SHARE`, because all values, looks and searches share that error level.
+If the times cross once, the crossover lies inside the reported interval unless a decision was false. The probability of
+any false decision in a run is at most `FALSE_SHARE`, because all values, looks and searches share this error level.
 
 Source of the idea: noisy bisection, Waeber, Frazier and Henderson, 2013, https://doi.org/10.1137/120861898.
 """
@@ -21,13 +22,13 @@ import numpy as np
 from attnbench.statistics.verdict import LOOKS, effect
 from attnbench.storage.records import FALSE_SHARE
 
-MOST_VALUES = 16  # values of a ladder that are visited at most
+MOST_VALUES = 16  # largest number of values of a ladder that are visited
 NEAR = 0.005  # added to |log ratio| in the denominator of a fit's weights, so that a ratio of 1 has a finite weight
 STEP = 2 ** (1 / 8)  # approximate ratio of neighbouring values of a ladder
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, rename={"log": "log_ratio", "num_processes": "processes"}):
-    """Two implementations at one size; `sign` is -1 if the first is faster, 1 if the second is, 0 if undecided."""
+    """Two implementations compared at one size; `sign` is -1 if the first is faster, 1 if the second is, else 0."""
 
     sign: int
     log: float  # mean log ratio of the first's time to the second's
@@ -36,7 +37,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, rename={"log": "log_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """A crossover between `low` and `high`, the closest values with different decisions; `at` is the estimate.
+    """A crossover between `low` and `high`, two decided values without another one between them; `at` is the estimate.
 
     `sign` is the sign of the log ratio at `high`: 1 if the first implementation is slower there, -1 if it is faster.
     """
@@ -48,7 +49,7 @@ class Crossover:
 
 
 def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
-    """Return whole numbers from `low` to `high` that grow by about `STEP`, rounded to multiples of `multiple`.
+    """Return integers from `low` to `high` that grow by a factor of about `STEP`, rounded to multiples of `multiple`.
 
     Raises:
         ValueError: `low` is not positive, not below `high`, or not a multiple of `multiple`.
@@ -63,7 +64,7 @@ def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
 def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
     """Decide which implementation is faster at one value, from one log ratio for each process.
 
-    `num_searches` searches share the error level FALSE_SHARE.
+    The error level FALSE_SHARE is divided among `num_searches` searches.
     """
     seen = effect(numbers)
     half = seen.half_width(FALSE_SHARE / (num_searches * MOST_VALUES * len(LOOKS)))
@@ -73,11 +74,11 @@ def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
 
 
 def next_value(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
-    """The next value of the ladder `values` to visit; None if nothing more can be learned.
+    """Return the next value of the ladder `values` to visit; None if nothing more can be learned.
 
-    `points` holds the visited values, decided or not. The ends come first, and then the middle if the ends show no
-    crossover. A gap between two different decisions is halved; if undecided values lie between them, the wider gap on
-    either side of these is halved.
+    `points` has the visited values, decided or not. The two ends are visited first. If they show no crossover, the
+    middle follows. Otherwise the gap between two values with different decisions is halved. If there are undecided
+    values in this gap, the gap before the first or after the last of them is halved, whichever is wider.
     """
     places = {value: place for place, value in enumerate(values)}
     seen = sorted(places[value] for value in points if value in places)
@@ -99,13 +100,13 @@ def next_value(points: Mapping[int, Point], values: Sequence[int]) -> int | None
 
 
 def _brackets(places: Sequence[int], signs: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of neighbouring decided positions with different signs; a sign of 0 is undecided."""
+    """Return pairs of neighbouring decided places with different signs; undecided places (sign 0) are skipped."""
     decided = [(place, sign) for place, sign in zip(places, signs, strict=True) if sign]
     return [(low, high) for (low, one), (high, other) in pairwise(decided) if one != other]
 
 
 def find_crossovers(points: Mapping[int, Point]) -> list[Crossover]:
-    """The crossover between consecutive decided values at which different implementations are faster, in order."""
+    """Find the crossover between each two neighbouring decided values at which different implementations are faster."""
     values = sorted(points)
     found = []
     for low, high in _brackets(values, [points[value].sign for value in values]):
@@ -115,7 +116,7 @@ def find_crossovers(points: Mapping[int, Point]) -> list[Crossover]:
 
 
 def _at(values: Sequence[int], points: Mapping[int, Point]) -> float:
-    """The value at which a line, fitted to the log ratios of a bracket over log values, is 0; clipped to its ends."""
+    """Estimate where a line, fitted to log ratios over log values, is 0; the result is inside the range of `values`."""
     logs = np.array([points[value].log for value in values])
     weights = np.sqrt([points[value].num_processes for value in values]) / (
         np.abs(logs) + NEAR

@@ -1,4 +1,4 @@
-"""The effects of a session: each arm of a workload against its reference, with verdicts on all of them together."""
+"""Compute the effects of a run (log ratios of an arm's time to its reference's), and judge them together."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -13,7 +13,7 @@ Numbers = dict[Key, dict[Visit, float]]  # the log ratios of each comparison, on
 
 
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
-    """The log ratio of an arm's time to its reference's for each visit with an undiscarded block that measured both."""
+    """Return the log ratio of the time of `arm` to that of `reference` for each visit, as in `visit_numbers`."""
     return visit_numbers(taken.get(arm, ()), taken.get(reference, ()), discarded)
 
 
@@ -22,10 +22,10 @@ def run_numbers(
     references: Mapping[str, Mapping[Arm, Arm]],
     discarded: Mapping[str, Collection[Block]] | None = None,
 ) -> Numbers:
-    """The logarithm of each arm's time ratio to its reference, by workload and arm, then visit.
+    """Return the log ratio of the time of each arm to that of its reference, by workload and arm, for each visit.
 
-    A visit counts if it has an undiscarded block with both. All arguments are keyed by workload; `references` maps each
-    arm to its reference.
+    A visit counts if both were sampled in one of its blocks that is not discarded. All arguments are keyed by workload;
+    `references` maps each arm to its reference.
     """
     logs = Numbers()
     for workload, pairs in references.items():
@@ -37,12 +37,12 @@ def run_numbers(
 
 
 def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
-    """The effect of each comparison of a run, by its key; with two sides, also that of all cells together (WHOLE)."""
+    """Compute the effect of each comparison, by key; with two states of the code, also WHOLE: that of all cells."""
     known = {key: effect_of(visits) for key, visits in logs.items()}
     if plan.sides is None or not logs:
         return known
     cells = [by_process(visits) for visits in logs.values()]
-    if shared := set.intersection(*map(set, cells)):  # only processes that visited all cells, so that all share a bias
+    if shared := set.intersection(*map(set, cells)):  # only processes that visited all cells, for comparable means
 
         def mean(epoch: int) -> float:
             return sum(cell[epoch] for cell in cells) / len(cells)
@@ -52,7 +52,7 @@ def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
 
 
 def judge_effects(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
-    """Judge the effects of a run together; between two sides no difference is expected."""
+    """Judge all effects of a run together; between two states of the code no difference is expected (see `judge`)."""
     cells = {key: each for key, each in known.items() if key != WHOLE}
     counted = cells if len(cells) == 1 else known  # with a single cell, WHOLE is the same comparison
     found = judge(counted, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)

@@ -1,4 +1,4 @@
-"""A curve of memory over length: a constant, a linear and a quadratic part."""
+"""Fit memory as a function of length: the sum of a constant, a linear and a quadratic term."""
 
 import math
 from collections.abc import Iterable
@@ -8,12 +8,13 @@ import numpy as np
 
 FEWEST_LENGTHS = 3  # fewest different lengths for a fit of three coefficients
 FEWEST_FITTED = 4
-"""The longer half of the points is fitted, and at least this many if possible. Short lengths are left out because some
-kernels behave differently there."""
+"""The curve is fitted to the longer half of the points, and to at least this many points if possible. Short lengths are
+left out because some kernels behave differently there."""
 ROUNDING = 1e-9
-"""A term that is a smaller share of the bytes at the longest length is a rounding error: its coefficient becomes 0."""
+"""A term whose share of the bytes at the longest length is smaller than this is a rounding error, and its coefficient
+becomes 0."""
 LARGEST_MISFIT = 0.1
-"""Largest relative error of a curve at a fitted length; a worse curve is rejected."""
+"""Largest relative error of a curve at a fitted length; a curve with a larger error is rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +25,17 @@ class Fit:
     parts: tuple[float, float, float]  # a, b, c: constant bytes, bytes per token, bytes per pair of tokens
 
     def exponent(self, length: float) -> float:
-        """The slope of log(bytes) over log(length) at a length: 1 is linear, 2 quadratic."""
+        """Return the slope of log(bytes) over log(length) at `length`: 1 is linear growth, 2 quadratic growth."""
         a, b, c = self.parts
         return (b * length + 2 * c * length**2) / (a + b * length + c * length**2)
 
     def slope(self, length: float) -> float:
-        """Bytes of one more token at a length."""
+        """Return the bytes that one more token needs at `length`."""
         _, b, c = self.parts
         return b + 2 * c * length
 
     def reach(self, limit: float) -> float | None:
-        """The length that needs `limit` bytes; None if the constant part alone needs them, or if bytes do not grow."""
+        """Return the length that needs `limit` bytes; None if the constant part needs them, or if bytes do not grow."""
         a, b, c = self.parts
         room = limit - a
         if room <= 0 or (b <= 0 and c <= 0):
@@ -43,10 +44,11 @@ class Fit:
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
-    """Fit a + b T + c T^2 with nonnegative coefficients over (length T, bytes) by least squares of relative residuals.
+    """Fit bytes = a + b T + c T^2, with coefficients of at least 0, to points (length T, bytes).
 
-    Attention holds tensors that are constant, linear or quadratic in the length. Points with 0 bytes are ignored. None
-    if fewer than three lengths remain, or if the curve is off by more than LARGEST_MISFIT at a fitted point.
+    The fit minimises the sum of squared relative errors. Attention allocates tensors whose size is constant, linear or
+    quadratic in the length. Points with 0 bytes are ignored. The result is None if fewer than three lengths remain, or
+    if the relative error at a fitted point exceeds LARGEST_MISFIT.
 
     Source: C. L. Lawson and R. J. Hanson, Solving Least Squares Problems, 1974, chapter 23 (non-negative least
     squares).

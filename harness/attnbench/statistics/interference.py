@@ -1,8 +1,9 @@
-"""Discard blocks that other work disturbed, by the interference probe of each block.
+"""Discard blocks that other work on the machine disturbed, according to the interference probe of each block.
 
-The probe is small fixed work of the harness, so the rule is blind to the compared arms. An outlier of one arm is never
-cut, since it may be the arm's own: a block is discarded as a whole or not at all. The rule uses only probes up to that
-block, so later samples never change an earlier decision.
+The probe is a small fixed computation of attnbench in each block, so discarding does not depend on the times of the
+compared arms (implementations). A slow sample of one arm is never removed alone, since it may be typical of this arm: a
+block is discarded as a whole, or not at all. Only the probes up to a block decide on it, so later samples never change
+an earlier decision.
 """
 
 import math
@@ -15,16 +16,17 @@ from attnbench.statistics.intervals import Block, place_of
 from attnbench.storage.fold import ProbeVisit
 from attnbench.storage.records import Sample
 
-WINDOW = 50  # latest probes that are kept of the current process, and of all earlier ones together
+WINDOW = 50  # number of latest probes that are kept: of the current process, and of all earlier processes together
 FEWEST = 8  # fewest earlier probes from which a probe is judged; without them it counts as undisturbed
 LARGEST_CALM = math.log(1.25)
 SPREADS = 6 * 1.4826
-"""A probe is late if its log exceeds the median by more than this many median absolute deviations, and LARGEST_CALM."""
+"""A probe is late if the log of its time exceeds the median by more than this many median absolute deviations and by
+more than LARGEST_CALM."""
 MANY = 0.25  # a session that discards a larger share of its blocks ran on a busy machine
 
 
 class InterferenceGauge:
-    """Finds blocks that other work on the machine disturbed: compares each probe with earlier probes of its kind."""
+    """A detector of disturbed blocks: it compares each interference probe with earlier probes of the same kind."""
 
     def __init__(self) -> None:
         self._kinds: defaultdict[str, _Probes] = defaultdict(_Probes)
@@ -33,14 +35,14 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add the new ones of `visits`, all visits so far; return the discarded blocks of each workload."""
+        """Add the visits that are new in `visits`, all visits so far; return the discarded blocks by workload."""
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)
         return self.discarded
 
     def add(self, workload: str, probes: Iterable[Sample], kind: str = "") -> None:
-        """Add the probes of one visit, and discard each block whose probe is late: much slower than those before.
+        """Add the probes of one visit; discard each block whose probe took much longer than the probes before it.
 
         `kind` separates probes on different devices or with different numbers of threads, because their times differ.
         """
@@ -54,8 +56,8 @@ class InterferenceGauge:
 class _Probes:
     """The latest probes of one kind, as logarithms of their times.
 
-    A probe is compared with those of its own process and, if these are fewer than FEWEST, with those of earlier
-    processes, too: in a comparison of few cells, a process measures only four blocks.
+    A probe is compared with earlier probes of its own process. If there are fewer than FEWEST, the probes of earlier
+    processes are used, too, because a process measures only four blocks if few implementations are compared.
     """
 
     def __init__(self) -> None:
@@ -65,7 +67,7 @@ class _Probes:
         self._epoch = -1
 
     def is_late(self, sample: Sample) -> bool:
-        """Add the next probe; return whether it is late."""
+        """Add the next probe; return whether it took much longer than the probes before it."""
         recent, ordered = self._recent, self._ordered
         if sample.epoch != self._epoch:
             self._before.extend(recent)

@@ -1,8 +1,8 @@
-"""Times and their intervals, and the one number that each process adds to a comparison.
+"""Estimate times with confidence intervals, and reduce each process to one number in a comparison.
 
-A visit consists of a few blocks. A block samples each arm that takes part once, which gives a log ratio for each pair
-of these arms. A process adds one number to each comparison: the median log ratio of each visit, averaged over the
-process's visits.
+An arm is an implementation that takes part in a block. A block samples each arm once, which gives the log ratio of the
+times of each pair of arms. A visit consists of a few blocks of one workload in one process. In a comparison, the number
+of a process is the median log ratio of each visit, averaged over the visits of the process.
 """
 
 import math
@@ -19,7 +19,8 @@ from attnbench.storage.samples import Samples
 
 CONFIDENCE = 0.95
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
-"""Largest ratio of the standard error of a median to that of a mean under normal noise."""
+"""Standard error of the median of many normally distributed values, divided by that of their mean; smaller for few
+values."""
 
 Array = NDArray[np.float64]
 Visit = tuple[int, int]  # epoch (the process's number), visit
@@ -29,7 +30,7 @@ Group = TypeVar("Group")
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The median of a metric, in its unit, with a 95 % interval from one number for each process."""
+    """The median of a metric in its unit, with a 95 % confidence interval that treats each process as one number."""
 
     point: float
     low: float | None  # None with fewer than FEWEST_PROCESSES processes
@@ -40,7 +41,7 @@ class Estimate:
 
 
 def means_of(values: Iterable[tuple[Group, float]]) -> dict[Group, float]:
-    """The mean of each group's values; groups in the order of their first value."""
+    """Return the mean of the values of each group; the groups are in the order of their first value."""
     values_of: dict[Group, list[float]] = {}
     for group, value in values:
         values_of.setdefault(group, []).append(value)
@@ -48,9 +49,9 @@ def means_of(values: Iterable[tuple[Group, float]]) -> dict[Group, float]:
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:
-    """Group values (n,) by their codes (n,): for each code, the index of its first value, and the median.
+    """Group values (n,) by codes (n,); return the index of the first value of each group (m,) and its median (m,).
 
-    Groups are in the order of their first value.
+    The groups are in the order of their first value.
     """
     _, first, inverse, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
     ordered = values[np.lexsort((values, inverse))]
@@ -61,27 +62,27 @@ def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], A
 
 
 def place_of(sample: Sample) -> Block:
-    """The epoch, visit and block that a sample belongs to."""
+    """Return the epoch (number of the process), the visit and the block to which a sample belongs."""
     return sample.epoch, sample.visit, sample.block
 
 
 def are_among(places: NDArray[np.int64], blocks: Collection[Block]) -> NDArray[np.bool_]:
-    """Whether each of `places` (n,), block numbers as in `Samples.places`, is one of `blocks`: boolean (n,)."""
+    """Return whether each of `places` (n,), numbered as in `Samples.places`, is one of `blocks`: booleans (n,)."""
     packed = [(((epoch << VISIT_BITS) | visit) << BLOCK_BITS) | block for epoch, visit, block in blocks]
     return np.isin(places, packed) if packed else np.zeros(len(places), dtype=np.bool_)
 
 
 def median(values: Iterable[float]) -> float:
-    """The median; needs at least one value."""
+    """Return the median of one or more values."""
     return float(np.median(values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=np.float64)))
 
 
 def median_estimate(samples: Sequence[Sample]) -> Estimate:
-    """The median of all samples, with a 95 % interval from the spread between processes.
+    """Estimate the median of all samples, with a 95 % confidence interval from the spread between processes.
 
-    On the log scale the half-width is t(0.975) * (standard error of the mean over processes) * sqrt(pi/2), where the
-    number of a process is the mean of its visits' medians. The last factor allows for the larger error of a median;
-    without it the interval covers the truth in only 90 to 93 of 100 cases.
+    A process counts as one number: the mean, over its visits, of the median log sample. On the log scale, the
+    half-width is t(0.975) * (standard error of the mean over processes) * sqrt(pi / 2). The last factor allows for the
+    larger error of a median. Without it the interval contains the true median in only 90 to 93 of 100 cases.
 
     Sources: for processes as the unit, Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013,
     https://doi.org/10.1145/2464157.2464160; for the variance of a median, Kendall and Stuart, The Advanced Theory of
@@ -109,9 +110,10 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
 def pairs(
     arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
 ) -> tuple[NDArray[np.int64], Array]:
-    """For each of n blocks, its visit (n,), as in `Samples.visits`, and the log ratio (n,) of `arm` to `baseline`.
+    """Return the visit (n,) and the log ratio of `arm` to `baseline` (n,) of each of n blocks, in time order.
 
-    Blocks are in time order; discarded blocks, and blocks without both arms, are left out.
+    Visits are numbered as in `Samples.visits`. Discarded blocks are left out, and so are blocks that lack one of the
+    two.
     """
     (places, logs), (references, base) = map(_mean_logs, (arm, baseline))
     kept = np.isin(places, references) & ~are_among(places, discarded)
@@ -122,7 +124,7 @@ def pairs(
 def visit_numbers(
     arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
 ) -> dict[Visit, float]:
-    """One log ratio of `arm` to `baseline` for each visit, in time order: the median over its undiscarded blocks."""
+    """Return the log ratio of `arm` to `baseline` for each visit, in time order: the median over undiscarded blocks."""
     codes, logs = pairs(arm, baseline, discarded)
     first, medians = medians_by(codes, logs)
     visits = [divmod(code, 2**VISIT_BITS) for code in codes[first].tolist()]
@@ -130,15 +132,15 @@ def visit_numbers(
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
-    """One log ratio for each process, by epoch: the mean over its visits."""
+    """Average the log ratios of the visits of each process; return one log ratio for each process, by epoch."""
     return means_of((epoch, log) for (epoch, _), log in visits.items())
 
 
 def effect_of(visits: Mapping[Visit, float]) -> Effect:
-    """The effect from log ratios of visits, averaged to one number for each process.
+    """Compute the effect of a comparison from the log ratios of its visits, averaged to one number for each process.
 
-    With a single process, its visits count instead, and differences below LAYOUT_SPREAD, by which processes differ,
-    stay undecided.
+    With a single process, each of its visits counts as a number. Differences below LAYOUT_SPREAD then stay undecided,
+    because processes that run the same code differ by as much.
 
     Raises:
         ValueError: there is no visit.
@@ -148,7 +150,7 @@ def effect_of(visits: Mapping[Visit, float]) -> Effect:
 
 
 def _mean_logs(samples: Sequence[Sample]) -> tuple[NDArray[np.int64], Array]:
-    """The distinct `Samples.places` of the samples, sorted (n,), and the mean log value at each (n,)."""
+    """Return the sorted distinct `Samples.places` of the samples (n,), and the mean log value at each place (n,)."""
     taken = Samples.of(samples)
     places, logs = taken.places, np.log(taken.value)
     if (places[1:] > places[:-1]).all():  # in time order, one sample in each place

@@ -1,8 +1,8 @@
-"""Changes of the level of a series of values, such as a time over many runs.
+"""Find changes of the level of a series of values, such as the times of one cell in many runs.
 
-A series is split where its two parts deviate least from their medians, if the medians differ by more than the noise and
-the smallest effect of interest. Each part is then split in the same way. A part has at least three values, so that a
-single outlier is not a change.
+A series is split into two parts where the sum of absolute deviations from the medians of the parts is smallest. The
+split counts if the two medians differ by more than the noise and by at least the smallest change of interest. Each part
+is then split in the same way. A part has at least three values, so that a single outlier is not a change.
 
 Source: binary segmentation, A. J. Scott and M. Knott, 1974, https://doi.org/10.2307/2529204; here with medians.
 """
@@ -21,8 +21,8 @@ SHORTEST = 3  # fewest values of a part
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 ALONE = 3.0
-"""Steps between neighbouring values are clipped to this many of their standard deviations, because a change of level is
-not noise."""
+"""Differences of neighbouring values are clipped at this many of their standard deviations, because a change of level
+is not noise."""
 LEAST_NOISE = 1e-5  # floor of the noise: a constant series has none, and any change in it must count
 SURELY = 3.0  # fewest standard errors between two levels for a change to count
 
@@ -42,16 +42,16 @@ class Change:
 
 
 def noise(logs: Array) -> float:
-    """Standard deviation of log values (n,), from their successive differences, clipped as ALONE says."""
+    """Estimate the standard deviation of log values (n,) from the differences of neighbours, clipped by ALONE."""
     steps = np.diff(logs)
     reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
     return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))
 
 
 def changes(values: Sequence[float], smallest: float) -> list[Change]:
-    """Changes of level by at least `smallest` (0.05 is 5 %), in order.
+    """Find the changes of level by at least `smallest`, a fraction (0.05 is 5 %), in the order of the values.
 
-    Empty with fewer than FEWEST values, or if any value is not positive.
+    There are none with fewer than FEWEST values, or if any value is not positive.
     """
     if len(values) < FEWEST or min(values) <= 0:
         return []
@@ -65,7 +65,7 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
 
 
 def _splits(logs: Array, start: int, end: int, spread: float, smallest: float) -> list[int]:
-    """The indices from `start` to `end` at which a new level begins, after a step of at least `smallest` (in logs)."""
+    """Return the indices at which a level begins after a step of at least `smallest` in logs; `spread` is the noise."""
     places = range(start + SHORTEST, end - SHORTEST + 1)
     place = min(places, key=lambda at: _deviation(logs[start:at]) + _deviation(logs[at:end]), default=None)
     if place is None:
@@ -79,5 +79,5 @@ def _splits(logs: Array, start: int, end: int, spread: float, smallest: float) -
 
 
 def _deviation(part: Array) -> float:
-    """The sum of absolute deviations from the median."""
+    """Return the sum of absolute deviations of log values (n,) from their median."""
     return float(np.abs(part - np.median(part)).sum())

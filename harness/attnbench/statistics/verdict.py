@@ -1,18 +1,21 @@
-"""Verdicts on comparisons: faster, slower, equal or undecided, from one number for each process.
+"""Verdicts on comparisons: faster, slower, equal or undecided, from one log ratio of times for each process.
 
-A process lays out its memory once, which shifts a ratio of times by a percent for its whole life. So the process is the
-unit: each comparison has one number from each process, a log ratio, and a t interval over these numbers.
+The memory layout of a process shifts its ratios of times by about a percent for as long as the process lives. So the
+process is the unit: a comparison has one log ratio from each process, and a t interval over these numbers.
 
-A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the error level, and with the
-numbers up to that look. Watching a session is harmless, because no verdict changes between two looks. Several
-comparisons share the error level by a procedure that ends at one level. Every interval of a session is made at that
-level, so that an interval excludes a ratio of 1 exactly if the procedure rejects "the same time". A gate expects no
-difference, so it uses Holm's procedure, which bounds the probability of any false alarm. A table of many
-implementations has many true differences, so it uses Benjamini and Yekutieli's, which bounds the share of false ones
-among the reported differences under any dependence, and finds far more of them.
+A comparison is judged at its looks: when it has 4, 8, 16, 32 and 64 numbers. Each look uses the numbers up to it, and a
+fifth of the error level. Watching a session is harmless, because no verdict changes between two looks.
 
-One margin, chosen by the user, decides which differences matter. Slower means that the interval lies above 1 and the
-ratio above the margin. Equal means that the interval lies inside the margin. Noise can only make a verdict undecided.
+Several comparisons share the error level by a multiple testing procedure, which ends at one level for all of them.
+Every interval of a session has this level, so that it excludes a ratio of 1 exactly if the procedure rejects "the same
+time". A gate expects no difference, so it uses Holm's procedure, which bounds the probability of any false alarm. A
+table of many implementations has many true differences. It uses the procedure of Benjamini and Yekutieli, which bounds
+the expected share of false ones among the reported differences under any dependence, and finds far more true
+differences.
+
+The user chooses a margin, the smallest relative difference that matters. Slower means that the interval lies above 1
+and the ratio above 1 + margin. Equal means that the interval lies inside the margin. Noise can only make a verdict
+undecided.
 
 Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; Y. Benjamini and D. Yekutieli, 2001,
 https://doi.org/10.1214/aos/1013699998, theorem 1.3; equal spending over looks, O. J. Dunn, 1961,
@@ -39,7 +42,7 @@ LOOKS = (4, 8, 16, 32, 64)  # numbers of processes at which a comparison is judg
 FEWEST_PROCESSES = LOOKS[0]
 POWER = 0.80  # a difference is detectable if this share of repetitions would find it
 LAYOUT_SPREAD = 0.03
-"""Relative difference that two processes which run the same code hardly exceed: twice the largest measured standard
+"""Relative difference that two processes with the same code rarely exceed: twice the largest measured standard
 deviation. A single process cannot decide a smaller difference."""
 LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)  # LAYOUT_SPREAD on the log scale
 KNOWN = 1e6  # degrees of freedom of an exactly known error
@@ -66,17 +69,17 @@ class Effect:
     degrees: float
     """Degrees of freedom of the standard error."""
     num_processes: int
-    """Processes that count: those up to the last look reached, or all before the first look."""
+    """Number of processes that count: those up to the last look reached, or all before the first look."""
     num_measured: int = 0
-    """All processes, counting or not."""
+    """Number of all processes, including those that do not count yet."""
     bias: float = 0.0
-    """A half-width on the log scale that more measurements do not reduce, since all of them share one process."""
+    """Extra half-width on the log scale if all measurements share one process, since more of them do not reduce it."""
     num_looks: int = len(LOOKS)
     """Number of looks that share the error level."""
 
     @property
     def ratio(self) -> float:
-        """Time of the first of the two compared divided by that of the second: below 1 the first is faster."""
+        """Time of the first implementation divided by that of the second: below 1 the first is faster."""
         return math.exp(self.log)
 
     @property
@@ -87,16 +90,16 @@ class Effect:
         return float(p_values(max(0.0, abs(self.log) - self.bias), self.error, self.degrees))
 
     def half_width(self, level: float) -> float | None:
-        """Half-width on the log scale of the interval with two-sided error `level`; None without a standard error."""
+        """Return the half-width on the log scale at the two-sided error `level`; None without a standard error."""
         if self.error is None:
             return None
         return min(float(half_widths(self.error, self.degrees, level)) + self.bias, LARGEST_LOG)
 
 
 def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
-    """The effect from one log ratio for each process, in time order; those after the last look reached are ignored.
+    """Compute the effect of a comparison from one log ratio for each process, in time order.
 
-    `bias` is a half-width on the log scale that is added to the interval's.
+    Numbers after the last look reached are ignored. `bias` is added to the interval's half-width, on the log scale.
 
     Raises:
         ValueError: `numbers` is empty.
@@ -117,9 +120,9 @@ def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
 
 
 def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
-    """The effect of a change between two runs: the candidate's ratio to its reference, divided by the base's.
+    """Compute the effect of a change between two runs: the candidate's ratio to its reference, divided by the base's.
 
-    Each ratio to a reference varies between runs by `drift`, a standard deviation on the log scale.
+    The ratio of the same code to its reference varies between runs by `drift`, a standard deviation on the log scale.
 
     Source: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28; degrees of freedom: F. E. Satterthwaite, 1946,
     https://doi.org/10.2307/3002019.
@@ -143,7 +146,7 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
 
 
 def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
-    """Two-sided p-values of "the same time" (...), from log ratios, standard errors and degrees of freedom."""
+    """Compute two-sided p-values (...) of "the same time" from log ratios, standard errors and degrees of freedom."""
     from scipy.special import stdtr  # here, because it imports too slowly for --help
 
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -153,7 +156,7 @@ def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
 
 
 def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Array:
-    """Half-widths (...) of t intervals, from standard errors, degrees of freedom and two-sided error probabilities.
+    """Compute half-widths (...) of t intervals from standard errors, degrees of freedom and two-sided error levels.
 
     The arguments broadcast against each other.
     """
@@ -164,7 +167,7 @@ def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Arr
 
 
 def holm_level(values: ArrayLike, allowed: float) -> Array:
-    """The final level (...) of Holm's procedure, for p-values (..., m), at the family-wise error rate `allowed`.
+    """Compute the final level (...) of Holm's procedure for p-values (..., m), at the family-wise error rate `allowed`.
 
     The procedure rejects exactly the hypotheses with a p-value of at most this level.
     """
@@ -177,7 +180,7 @@ def holm_level(values: ArrayLike, allowed: float) -> Array:
 
 
 def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
-    """The final level (...) of Benjamini and Yekutieli's procedure, for p-values (..., m).
+    """Compute the final level (...) of Benjamini and Yekutieli's procedure for p-values (..., m).
 
     The procedure rejects exactly the hypotheses with a p-value of at most this level. The expected share of false ones
     among the rejections is at most `allowed`, under any dependence.
@@ -198,13 +201,13 @@ class Judgement:
     margin: float
     """Smallest relative difference that matters."""
     level: float
-    """Two-sided error probability of the interval: the part of the session's error that this comparison has."""
+    """Two-sided error probability of the interval, which is the same for all comparisons of a session."""
     is_doubtful: bool = False
     """Whether other work may have changed the times, so that there is no verdict."""
 
     @property
     def ratio(self) -> float:
-        """Time of the first of the two compared divided by that of the second: below 1 the first is faster."""
+        """Time of the first implementation divided by that of the second: below 1 the first is faster."""
         return self.effect.ratio
 
     @property
@@ -250,7 +253,7 @@ class Judgement:
 
     @property
     def detectable(self) -> float | None:
-        """The relative slowdown that 80 % of repetitions would find; None with too few processes.
+        """The smallest relative slowdown that 80 % of repetitions would detect; None with too few processes.
 
         Source: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504.
         """
@@ -262,7 +265,7 @@ class Judgement:
 
 
 def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
-    """The judgements with all verdicts undecided, because other work may have changed the times."""
+    """Make all verdicts undecided, because other work may have changed the times."""
     return {name: replace(each, is_doubtful=True) for name, each in judgements.items()}
 
 
@@ -275,8 +278,8 @@ def judge(
 ) -> dict[Name, Judgement]:
     """Judge the comparisons of a session together, by name; `margin` is the smallest relative difference that matters.
 
-    With probability 1 - `error`, every interval of a session without any true difference contains 1, at every look. If
-    the session `expects_differences`, as a table of implementations does, `error` bounds the expected share of false
+    In a session without any true difference, the probability that an interval excludes 1 at any look is at most
+    `error`. With `expects_differences`, as in a table of implementations, `error` bounds the expected share of false
     ones among the reported differences.
     """
     if not effects:

@@ -1,1 +1,1 @@
-"""Stored data: records, the events of a run, its journal, and run folders. Judges nothing, and needs no torch."""
+"""Stored data: records, events, journals and run folders. This package judges nothing, and needs no torch."""

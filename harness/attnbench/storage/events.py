@@ -1,4 +1,4 @@
-"""The lines of a journal: the plan of a run and its events, as frozen types that become JSON."""
+"""The types of lines in a journal: the plan of a run, and its events. They are frozen, and are stored as JSON."""
 
 import math
 import shlex
@@ -13,19 +13,19 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
-SUSTAINED_S = 3.0  # least seconds of calls before a sustained visit's samples; more if the device's clock is unsteady
+SUSTAINED_S = 3.0  # least seconds of calls before a sustained visit's samples; more while the device's clock varies
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
     "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
-"""Environment variables of a worker, by the name of the allocator. With `system`, the C library returns large blocks
-when they are freed, and each call pays for their pages again; it adapts the threshold to earlier blocks. `steady`
-starts where this adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more
-than 64 MiB at the end of the heap. `retain` keeps everything. Source: mallopt(3),
+"""Environment variables of a worker, by the name of the allocator. With `system`, the C library returns large blocks to
+the system when they are freed, and each call pays for their pages again. Earlier blocks change the size from which a
+block is large. `steady` fixes this size at its maximum, 32 MiB, so that earlier calls do not matter; free memory above
+64 MiB at the end of the heap is returned, too. With `retain` nothing is returned. Source: mallopt(3),
 https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 SHARE_OF_FREE = 0.75  # share of the free memory that a call may use
-LIMITS = {  # smallest and largest value of these fields of a Plan; inf: any finite value
+LIMITS = {  # smallest and largest allowed values of fields of a Plan; inf: any finite value
     **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s"), (0.0, math.inf)),
     **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
     "smallest_effect": (1e-6, 0.1),  # larger differences of times are never called equal
@@ -34,22 +34,22 @@ LIMITS = {  # smallest and largest value of these fields of a Plan; inf: any fin
 
 
 def now() -> str:
-    """The current UTC time in ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class DamagedError(ValueError):
-    """A journal is incomplete, malformed, newer than this version, or was removed during its run."""
+    """Error: a journal is incomplete, malformed or newer than this version, or was removed during its run."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of two states of the code that are compared: a revision, a folder, a file, or an environment."""
 
     given: str  # as typed
-    implementations: dict[str, str] = msgspec.field(default_factory=dict)  # source of each, by name
-    commit: str = ""  # of a revision; "" for any other side
+    implementations: dict[str, str] = msgspec.field(default_factory=dict)  # spec of each implementation, by name
+    commit: str = ""  # commit of a revision; "" for any other side
     root: str = ""  # folder with the side's files; "" for a file or an environment
-    python: str = ""  # path of the environment's interpreter; "": the one of this process
+    python: str = ""  # path of the environment's interpreter; "": the interpreter of this process
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
     base: Side
     candidate: Side
-    is_apart: bool = False  # each side has its own processes; otherwise both sides share one
-    lost: dict[str, str] = msgspec.field(default_factory=dict)  # why the candidate lacks implementations, by name
-    new: dict[str, str] = msgspec.field(default_factory=dict)  # why the base lacks implementations, by name
+    is_apart: bool = False  # whether each side has its own processes; otherwise both sides share one
+    lost: dict[str, str] = msgspec.field(default_factory=dict)  # why the candidate lacks an implementation, by name
+    new: dict[str, str] = msgspec.field(default_factory=dict)  # why the base lacks an implementation, by name
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,37 +77,38 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete plan of a run: enough to continue it after a kill."""
+    """The complete plan of a run, with which the run can continue after it was killed."""
 
     sweep: str
     workloads: tuple[Workload, ...]
     implementations: tuple[str, ...]  # as typed: a name, or path/to/file.py:Name; for two sides see `sides`
-    baseline: str  # name of an implementation; "" for two sides, where each has its own baseline on the base
+    baseline: str  # name of an implementation; "" for two sides, where each implementation is compared with its base
     metrics: tuple[str, ...]  # names
     budget_s: float  # seconds of wall time for the whole run; 0: only the first visits are timed
     call_limit_s: float  # cells with a longer predicted call are not tried
     timeout_s: float  # longer steps (a probe, a sample, a metric) are killed
-    num_blocks: int = 8  # fewest in each visit, if they fit into the budget
-    num_rounds: int = 4  # visits that each workload gets, decided or not, in fresh processes
+    num_blocks: int = 8  # fewest blocks in each visit, if they fit into the budget
+    num_rounds: int = 4  # fewest visits of each workload, each in a fresh process, even if all verdicts are decided
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
-    # largest expected share of false verdicts among faster and slower; for two sides, largest probability of any
+    # largest expected share of false ones among the verdicts faster and slower; for two sides, largest probability that
+    # any of them is false
     false_share: float = records.FALSE_SHARE
     seed: int = 0
-    cache: str = "warm"  # warm: an untimed call before short ones; cold: emptied before each call; rotating: old runs
+    cache: str = "warm"  # warm: untimed calls fill it; cold: it is emptied before each call; rotating: only in old runs
     launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
-    pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls
+    pace: str = "burst"  # burst: short visits with pauses; sustained: each visit begins with SUSTAINED_S of calls
     allocator: str = "system"  # the treatment of freed memory: a key of ALLOCATORS
-    is_refereed: bool = False  # times are the coordinator's (processes/worker_pool.py, `Referee`)
-    digests: dict[str, str] = msgspec.field(default_factory=dict)  # of implementation sources, by spec
+    is_refereed: bool = False  # the coordinator measures the times (processes/worker_pool.py, `Referee`)
+    digests: dict[str, str] = msgspec.field(default_factory=dict)  # digest of each implementation's source, by spec
     sides: Sides | None = None  # set if two states of the code are compared
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own
-    # ids of the workloads in which an implementation takes no part, by its name
+    # by the name of an implementation: ids of the workloads in which it takes no part
     left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     model: str = ""  # name of the model that defines the workloads; "": none
     stages: tuple[str, ...] = ()  # names, in any order; empty: those passed to `execute` (processes/execution.py)
     unasked: tuple[str, ...] = ()  # ids of workloads measured only at the request of a search
     ladders: tuple[Ladder, ...] = ()
-    is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are only checked
+    is_interpreted: bool = False  # Triton's interpreter runs its kernels on the CPU; they are only checked
     rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
 
     def __post_init__(self) -> None:
@@ -123,7 +124,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def specs(self) -> dict[Arm, str]:
-        """Source of each measured arm: a name, or path/to/file.py:Name."""
+        """The spec of each measured arm: a name, or path/to/file.py:Name."""
         if self.sides is None:
             return {Arm(implementation=name_of(spec)): spec for spec in self.implementations}
         by_side = {BASE: self.sides.base.implementations, CANDIDATE: self.sides.candidate.implementations}
@@ -132,13 +133,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {arm: spec for arm, spec in arms.items() if spec is not None}
 
     def cells(self, workload: Workload) -> dict[Arm, str]:
-        """Arms that take part in a workload, with the source of each."""
+        """Return the arms that take part in a workload, each with its spec."""
         out = self.left_out
         return {arm: spec for arm, spec in self.specs.items() if workload.id not in out.get(arm.implementation, ())}
 
     @property
     def conditions(self) -> str:
-        """Timing conditions in words; times under different conditions are never compared."""
+        """The timing conditions in words; times under different conditions are never compared."""
         others = {"CUDA graphs": self.launch == "graph", "sustained": self.pace == "sustained"}
         others["refereed"] = self.is_refereed
         return ", ".join([self.cache, *(name for name, holds in others.items() if holds)])
@@ -159,13 +160,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(each.pairs) for each in self.ladders)
 
     def reference(self, arm: Arm) -> Arm:
-        """The arm's reference: the baseline or, with two sides, the same implementation on the base."""
+        """Return the reference of an arm: the baseline or, with two sides, the same implementation on the base."""
         if self.sides is None:
             return Arm(implementation=self.baseline)
         return Arm(implementation=arm.implementation, side=BASE)
 
     def runner(self, arm: Arm) -> str:
-        """Name of the process that holds an arm; "" for the shared one."""
+        """Return the name of the process that runs an arm; "" for the shared process."""
         if self.sides is not None and self.sides.is_apart:
             return arm.side
         return arm.implementation if arm.implementation in self.alone else ""
@@ -177,7 +178,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return usual if self.sides is None else "compare"
 
     def resume_command(self, run: str) -> str:
-        """The command line that continues the run with the name or folder `run`.
+        """Return the command line that continues the run with the name or folder `run`.
 
         It repeats the files and sides, because a journal never decides which code is executed.
         """
@@ -195,11 +196,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.alone) or (self.sides is not None and self.sides.is_apart) or self.is_refereed
 
     def is_alone(self, arm: Arm) -> bool:
-        """Whether an arm runs in a different process from the baseline; always False with two sides."""
+        """Return whether an arm runs in a different process from the baseline; always False with two sides."""
         return self.sides is None and self.runner(arm) != self.runner(self.reference(arm))
 
     def is_reference(self, arm: Arm) -> bool:
-        """Whether the arm is a reference of others."""
+        """Return whether an arm is the reference with which other arms are compared."""
         return self.reference(arm) == arm
 
 
@@ -214,12 +215,12 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
-    """A fresh process started; its environment holds for all events until the next one of this type."""
+    """A fresh process started. Its environment is that of all events until the next event of this type."""
 
     time: str
     environment: Environment
     base: Environment | None = None  # of the base's process, if each side has its own
-    before: records.Counters | None = None  # counters before the previous process was ended
+    before: records.Counters | None = None  # counters just before the end of the previous process
     counters: records.Counters | None = None  # counters when the process was ready
     host: str = ""  # name of the host in a run on several machines; "" in any other run
 
@@ -268,7 +269,7 @@ class CellFailed(CellEvent, frozen=True, kw_only=True, tag="cell_failed"):
 
 
 class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_measured"):
-    """The rates of matrix products and copies, for the workloads of one device, dtype and number of threads."""
+    """The rates of matrix products and copies were measured for one device, dtype and number of threads."""
 
     ceilings: records.Ceilings
     spent_s: float = 0.0  # seconds of the measurement
@@ -282,11 +283,11 @@ class ArmSamples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
-    """A few blocks of one workload: the samples of each arm."""
+    """A visit ended: a few blocks of one workload, with the samples of each arm."""
 
     workload: str
-    epoch: int
-    visit: int
+    epoch: int  # number of the process in the run
+    visit: int  # number of the visit of this workload
     arms: tuple[ArmSamples, ...]
     called_s: float = 0.0  # seconds inside calls of the arms, untimed ones and checks of their answers included
     elapsed_s: float = 0.0  # seconds of the run at the end of the visit
@@ -295,7 +296,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     probe: str = ""  # the kind of interference probe: its device and number of threads
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:
-        """Samples of one arm; empty if it took no part."""
+        """Return the samples of one arm; empty if it took no part."""
         return next((taken.samples for taken in self.arms if taken.arm == arm), ())
 
 
@@ -309,7 +310,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """The run became a baseline by `attnbench gate --accept`; a stored one has also the events of its predecessors."""
+    """The run became a baseline by `attnbench gate --accept`. Its file also has these events of earlier baselines."""
 
     time: str
     run: str
@@ -318,7 +319,7 @@ class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_
 
 
 class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
-    """Lines of a damaged journal were left out here; written by `attnbench report --salvage`."""
+    """`attnbench report --salvage` left out lines of a damaged journal here."""
 
     run: str  # the damaged run
     lines: tuple[int, ...]  # line numbers in the damaged journal

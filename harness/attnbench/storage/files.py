@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Replace a file after its new content has reached the disk; return its path.
+    """Write a file, and replace the old file only when the new content is on the disk; return its path.
 
     Raises:
-        OSError: it cannot be written; the error names the file, and the old file is unchanged.
+        OSError: the file cannot be written; the error names the file, and the old file is unchanged.
     """
     half = path.with_name(f"{path.name}.part")
     try:

@@ -1,7 +1,7 @@
-"""The state of a run, computed by applying its events in order, while it runs and whenever it is read.
+"""The state of a run: its events, applied in order. It is computed while the run is active, and on every later read.
 
-`State.problem` returns why an event cannot come next: for example its cell is not in the plan, its work is already
-done, or a time is not above 0.
+`State.problem` returns the reason why an event cannot come next, for example that its cell is not in the plan, that its
+work is already done, or that a time is not above 0.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, H
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
-"""Kinds of work that a cell gets at most once; MEASUREMENT is followed by the name of the metric."""
+"""Kinds of work that are done at most once for a cell; the name of a metric follows MEASUREMENT."""
 
 
 class ProbeVisit(NamedTuple):
@@ -30,32 +30,32 @@ class State:
     """The progress of a run, with all samples; there may be a million visits and 100,000 cells."""
 
     started: events.RunStarted | None = None
-    finished: events.RunFinished | None = None  # None: killed, or still running
+    finished: events.RunFinished | None = None  # None: the run was killed, or is still active
     history: list[events.WorkerStarted | events.RunFinished] = field(default_factory=list)
-    worker: events.WorkerStarted | None = None  # the latest
+    worker: events.WorkerStarted | None = None  # the latest process
     host: str = ""  # the host that measures; "" for this machine
     num_workers: int = 0  # processes that were started
     timing_workers: set[int] = field(default_factory=set)  # indices in `history` of workers that timed something
     workloads: frozenset[str] = frozenset()
     known: frozenset[Arm] = frozenset()  # the arms, and the probe
-    # (cell, kind of work) already in the journal: a second one, such as another check, is an error
+    # pairs (cell, kind of work) in the journal: repeated work, such as a second check of a cell, is an error
     done: set[tuple[Key, str]] = field(default_factory=set)
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # number of cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each cell's Record, by name
-    num_visits: Counter[str] = field(default_factory=Counter)  # by workload: one more than the last visit's number
-    samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with the probe
+    num_visits: Counter[str] = field(default_factory=Counter)  # by workload: the number of the last visit plus one
+    samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, the probe included
     probes: list[ProbeVisit] = field(default_factory=list)
-    # states of the device by workload, a tuple for each visit
+    # states of the device by workload: a tuple for each visit
     devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
     ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host and hardware
-    spent_s: float = 0.0  # seconds of the run until its last visit, plus later checks and ceilings
+    spent_s: float = 0.0  # seconds of the run up to its last visit, plus the seconds of later checks and ceilings
     accepted: list[events.BaselineAccepted] = field(default_factory=list)
     num_restored: int = 0  # times that another process changed the journal while the run was active
     num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
 
     def problem(self, event: events.Event) -> str:
-        """Why an event cannot follow, in words, or ""."""
+        """Return the reason why an event cannot come next; "" if it can."""
         if isinstance(event, events.RunStarted):
             return "" if self.started is None else f"a second run, {event.run}, begins"
         if self.started is None:
@@ -86,7 +86,7 @@ class State:
         return "" if least >= 0 else f"{least} is not allowed: 0 or more"
 
     def apply(self, event: events.Event) -> None:
-        """Add one event, which must have no problem."""
+        """Apply one event, for which `problem` returns ""."""
         if isinstance(event, events.CellEvent) and (work := work_of(event)):
             self.done.add((event.key, work))
         match event:
@@ -124,7 +124,7 @@ class State:
                 self.num_lost += len(event.lines) + len(event.gaps)
 
     def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - fields of a record have several types
-        """Set fields of a cell's record, and its status unless that is None."""
+        """Set fields of a cell's record and, unless `status` is None, its status."""
         self.cells.setdefault(cell, {}).update(fields)
         if status is not None:
             if cell in self.status:
@@ -158,12 +158,12 @@ class State:
         self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """Those of `arms` whose status on that workload is ok."""
+        """Return the members of `arms` whose status on the workload is ok."""
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]
 
 
 def work_of(event: events.CellEvent) -> str:
-    """Name the work of an event that a cell may have only once; "" for any other event."""
+    """Return the kind of work that an event reports; "" for events that a cell may have several times."""
     if isinstance(event, events.CellMeasured):
         return MEASUREMENT + event.measurement.metric
     return CHECK if isinstance(event, events.CellChecked) else PROFILE if isinstance(event, events.CellProfiled) else ""

@@ -1,13 +1,13 @@
-"""The journal: one JSON line for each event, appended and synced as work finishes, and read back.
+"""The journal of a run: one JSON line for each event. Lines are appended and synced as work finishes, and read back.
 
-A journal is data, never executed. Each line ends with its number and a digest, so that every changed digit and every
-removed, added or moved line is noticed; only at the end lines may be missing, as after a kill. The events must make
-sense, too (storage/fold.py). A line that a kill cut short is dropped; any other damage is an error that names it, and
-`salvage` keeps the intact lines. Journals of all earlier schemas are read as if they were current
-(docs/adr/0003-journal.md has the history).
+A journal is data, and is never executed. Each line ends with its number and a digest, which reveal every changed digit
+and every removed, added or moved line. Only lines missing at the end, as after a kill, go unnoticed. Each event must
+also be possible after the earlier ones (storage/fold.py). A last line that a kill cut short is dropped. Any other
+damage is an error that names the line, and `salvage` keeps the intact lines. Journals of all earlier schemas can be
+read (docs/adr/0003-journal.md has the history).
 
-This module judges no measurements (analysis/results.py does). It also finds runs by name, folder or age below the
-folder of results. Source of the idea to join run and report by files alone: https://asv.readthedocs.io.
+This module does not judge measurements (analysis/results.py does). It also finds runs by name, folder or age below the
+folder of results. Source of the idea that run and report share only files: https://asv.readthedocs.io.
 """
 
 import fcntl
@@ -34,16 +34,16 @@ from attnbench.storage.fold import State
 from attnbench.storage.records import BASE, CANDIDATE, Role
 
 JOURNAL = "journal.jsonl"
-PACKED = f"{JOURNAL}.gz"  # can be read, but not continued
+PACKED = f"{JOURNAL}.gz"  # a compressed journal, which can be read but not continued
 HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
 SALVAGED = "-salvaged"  # end of the name of a salvaged run
-SYNC_EVERY_S = 0.1  # least seconds between two syncs to the disk; a kill loses nothing even without a sync
+SYNC_EVERY_S = 0.1  # least seconds between two syncs to the disk; a kill of the process loses nothing without a sync
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
-"""The end of a line: its number and its digest. Schema 5 has no number, and its digest has two halves: the first is
-that of the line, and the second, which includes the line before, is ignored."""
-FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # first schema with digests, and with arms that are more than names
+"""The end of a line: its number and its digest. Schema 5 has no number, and its digest has two halves: the first covers
+the line; the second also covers the line before, and is ignored."""
+FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # first schema with digests; first schema in which arms are not only names
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
-_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"  # ends and name of old arms: see `_older_decoder`
+_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"  # in names of arms of old journals: see `_older_decoder`
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -54,9 +54,9 @@ class Journal:
     def __init__(self, folder: Path, *, keeps_copy: bool = False) -> None:
         """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
 
-        `state` is folded from the events there, and from each that is appended. With `keeps_copy`, for runs of
-        untrusted code, all lines stay in memory: if another process has changed the file when the context is left, it
-        is restored, and a note is appended.
+        `state` is the state of the run after all events in the file. With `keeps_copy`, for runs of untrusted code, all
+        lines also stay in memory: if another process has changed the file by the end of the context, the file is
+        restored from them, and a `JournalRestored` is appended.
 
         Raises:
             ValueError: the folder cannot be created or written, or another process is writing there.
@@ -78,17 +78,17 @@ class Journal:
         self._num_lines = text.count(b"\n")
         self._copy = bytearray(text[:whole]) if keeps_copy else None
         self.state = fold(self.path)
-        self._writer = ThreadPoolExecutor(1)  # signals interrupt the main thread alone, so every line stays whole
+        self._writer = ThreadPoolExecutor(1)  # a signal interrupts only the main thread, so every line stays whole
 
     def append(self, event: Event) -> None:
-        """Write one event to the system, safe from kills, and sync to the disk at most ten times a second.
+        """Append one event, so that a kill cannot lose it; sync the file to the disk at most ten times a second.
 
-        A hundred thousand predicted cells take seconds this way; a sync for each would take minutes. If Ctrl-C
-        interrupts the caller, the line is written nevertheless.
+        The events of a hundred thousand predicted cells then take seconds; with a sync for each it would be minutes. If
+        Ctrl-C interrupts the caller, the line is written nevertheless.
 
         Raises:
             OSError: the disk is full, or fails.
-            DamagedError: another process has removed the file, or the folder if a copy is kept.
+            DamagedError: another process has removed the file or, if a copy is kept, the folder.
         """
         self._writer.submit(self._append, event).result()
 
@@ -112,7 +112,7 @@ class Journal:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._writer.shutdown()
-        with self._file, suppress(OSError) if kind is not None else nullcontext():  # keeps an earlier exception
+        with self._file, suppress(OSError) if kind is not None else nullcontext():  # an earlier exception has priority
             os.fsync(self._file.fileno())
             if self._copy is not None and not (self.path.exists() and self.path.read_bytes() == self._copy):
                 write_atomically(
@@ -121,7 +121,7 @@ class Journal:
 
 
 def signed(event: Event, number: int) -> bytes:
-    """The line of an event, with its number and its digest."""
+    """Encode an event as a line with its number and its digest."""
     numbered = _ENCODER.encode(event)[:-1] + b',"seq":%d' % number
     return numbered + b',"digest":"%b"}\n' % _digest(numbered)
 
@@ -131,12 +131,12 @@ def _digest(text: bytes, num_bytes: int = 8) -> bytes:
 
 
 Line = tuple[int, Event | None, str]
-"""Number, event and fault of a line; the fault of an intact line is "". A faulty line without an event was changed, or
-makes no sense; before a faulty line with an event, lines were removed, added or moved."""
+"""Number, event and fault of a line; the fault of an intact line is "". A line with a fault and no event was changed,
+or cannot come next. If a line has a fault and an event, other lines were removed, added or moved before it."""
 
 
 def read_lines(path: Path, state: State) -> Iterator[Line]:
-    """Yield each line of a journal file with its fault, but not one that a kill cut short; add its event to `state`.
+    """Yield each complete line of a journal file with its fault, and apply its event to `state`.
 
     Raises:
         ValueError: the file cannot be read.
@@ -181,14 +181,14 @@ def _is_unchanged(line: bytes, signature: re.Match[bytes]) -> bool:
 
 
 def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
-    """A decoder for old journals, in which arms are names; None if this first line has a later schema.
+    """Return a decoder for old journals, in which arms are names; None if the first line has a later schema.
 
     Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe,
     and `sdpa (base)` for an implementation on the base of two sides. Lines of the current schema may follow the old
-    ones. The decoder, too, raises these errors, for a line that is no event.
+    ones. For a line that is no event, the decoder raises the same errors.
 
     Raises:
-        msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
+        msgspec.DecodeError, KeyError, TypeError, AttributeError: the first line has no plan.
     """
     schema = _SCHEMA.match(first_line)
     if schema is None or int(schema[1]) >= FIRST_WITH_ARMS:
@@ -197,7 +197,7 @@ def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
     baseline, sides = plan["baseline"], plan.get("sides")
 
     def arm_of(name: str) -> dict[str, Any]:
-        """The arm of an old name: its implementation and role, and its side if there are sides."""
+        """Convert an old name to the fields of an `Arm`: implementation, role and, with two sides, the side."""
         if name == _PROBE:
             return {"role": Role.probe}
         bare = name.removesuffix(_CONTROL)
@@ -232,7 +232,7 @@ def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of a journal file without their ends; an incomplete last line is dropped.
+    """Return the lines of a journal file without line ends; an incomplete last line is dropped.
 
     Raises:
         ValueError: the file cannot be read.
@@ -249,7 +249,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def events(path: Path, state: State | None = None) -> Iterator[Event]:
-    """The events of a journal file, in order, which are folded into `state`; those of older schemas are upgraded.
+    """Yield the events of a journal file in order, upgraded from older schemas, and apply them to `state`.
 
     Raises:
         ValueError: the file cannot be read.
@@ -264,7 +264,7 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
 
 
 def fold(path: Path) -> State:
-    """The state of a run after all events of its journal file; the errors are those of `events`."""
+    """Return the state of a run after all events of its journal file. Errors are those of `events`."""
     state = State()
     deque(events(path, state), maxlen=0)
     return state
@@ -274,13 +274,13 @@ def write(path: Path, history: Iterable[Event]) -> None:
     """Rewrite a journal file atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     write_atomically(path, b"".join(signed(event, number) for number, event in enumerate(history, start=1)))
 
 
 class Salvaged(NamedTuple):
-    """A run that was rewritten from its intact lines; nothing was written if it is not damaged."""
+    """The result of `salvage`: a run rewritten from its intact lines. If it was not damaged, nothing was written."""
 
     folder: Path  # of the rewritten run
     plan: Plan
@@ -295,13 +295,13 @@ class Salvaged(NamedTuple):
 
 
 def salvage(run: Path, to: Path | None = None) -> Salvaged:
-    """Write the intact, consistent lines of a damaged run, given by folder or journal, as a run that can be continued.
+    """Write the intact lines of a damaged run, given by folder or journal, as a new run that can be continued.
 
-    A line is intact if its own digest is right, regardless of the line before it; in journals without digests, if it
-    can be read. `to` is a folder without a run; by default it is named NAME-salvaged and lies next to the run NAME.
+    A line is intact if its own digest is right (in journals without digests: if it can be read) and its event can
+    follow the earlier ones. `to` is the new folder; by default it is NAME-salvaged, next to the folder NAME of the run.
 
     Raises:
-        ValueError: the journal cannot be read, or `to` holds a run or cannot be written.
+        ValueError: the journal cannot be read, `to` already has a run, or `to` cannot be written.
         DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
     """
     journal = journal_of(run)
@@ -329,7 +329,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
 
 
 def journal_of(path: Path) -> Path:
-    """The path of a run's journal, given the run's folder or that path; compressed if there is no other journal."""
+    """Return the journal of a run, given by its folder or its journal; the compressed one only if there is no other."""
     if not path.is_dir() and path.suffix:
         return path
     packed = path / PACKED
@@ -337,20 +337,20 @@ def journal_of(path: Path) -> Path:
 
 
 def has_journal(folder: Path) -> bool:
-    """Whether the folder holds a run."""
+    """Return whether the folder has a run."""
     return journal_of(folder).is_file()
 
 
 def find_runs(results: Path) -> list[Path]:
-    """Run folders below `results`, oldest first: their names begin with the time of the start."""
+    """Return the run folders below `results`, oldest first: their names begin with the time of the start."""
     return sorted(folder for folder in (results / "runs").glob("*") if has_journal(folder))
 
 
 def find_run(name: str | None, results: Path) -> Path:
-    """Find the folder of a run by its name below `results`, its folder, or its journal; by default the newest.
+    """Find the folder of a run by its name below `results`, its folder or its journal; without a name, the newest run.
 
     Raises:
-        ValueError: there is none; the message names the newest runs.
+        ValueError: there is no such run; the message names the newest runs.
     """
     for candidate in () if name is None else (results / "runs" / name, Path(name)):
         if (journal := journal_of(candidate)).name in {JOURNAL, PACKED} and journal.is_file():

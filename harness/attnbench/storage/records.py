@@ -1,7 +1,7 @@
-"""Observations: results of checks, samples, the machine and its ceilings, and the cell they belong to. Needs no torch.
+"""The types of observations: results of checks, samples, machines and their ceilings, and records of cells.
 
-Every type is frozen. A run is stored as events (storage/events.py), which are folded into records on read. Samples are
-stored unprocessed; statistics are computed on read.
+Every type is frozen. A run is stored as events (storage/events.py), from which records are built when it is read.
+Samples are stored unprocessed; statistics are computed from them on read. Needs no torch.
 """
 
 import enum
@@ -44,10 +44,10 @@ Key = tuple[str, Arm]  # a cell of a run: the workload's id and the measured arm
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of all processors together since the machine started, those of one process, and the free memory."""
+    """Processor seconds of the machine since its start, processor seconds of one process, and the free memory."""
 
     began_s: float  # when the process of `own_s` started, in seconds since 1970
-    total_s: float
+    total_s: float  # of all processors together; idle_s and stolen_s are parts of it
     idle_s: float
     stolen_s: float  # by the hypervisor of a virtual machine
     own_s: float  # processor seconds of a process and its descendants
@@ -55,7 +55,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grade(enum.StrEnum):
-    """The correctness of an answer; imprecise: only rounding errors exceed the limits, as in half-precision sums."""
+    """The correctness of an answer. Imprecise: it exceeds the limits by rounding errors alone, as in float16 sums."""
 
     right = "right"
     imprecise = "imprecise"
@@ -63,7 +63,7 @@ class Grade(enum.StrEnum):
 
 
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
-    """The distance of a tensor (output or gradient) from the oracle, and its limit: see checking/tolerance.py."""
+    """The errors of a tensor (output or gradient) against the oracle, and their limits (checking/tolerance.py)."""
 
     tensor: str  # name, such as "output" or "gradient of key"
     error: float | None  # absolute difference at `worst`; None if it is not finite
@@ -71,11 +71,11 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[int, ...]  # the index at which the error is largest relative to its limit
     expected: float  # the oracle's value at `worst`
     actual: float | None  # the implementation's value at `worst`; None if it is not finite
-    rms: float | None = 0.0  # root mean square error of `rows`; None if not finite, 0 in journals before 2026-11
+    rms: float | None = 0.0  # root mean square error in `rows`; None if not finite, 0 in journals before 2026-11
     allowed_rms: float = 0.0  # limit of `rms`
-    rows: tuple[int, int] = (0, 0)  # first row, and one past the last, of the segment with the largest rms / limit
+    rows: tuple[int, int] = (0, 0)  # segment with the largest rms / limit: its first row, and one past its last row
     largest: float = 0.0  # largest absolute value of the right answer; 0 in journals written before 2026-12
-    is_rounding: bool = False  # beyond the limits, but explained by accumulated rounding errors
+    is_rounding: bool = False  # whether accumulated rounding errors explain errors beyond the limits
 
     @property
     def agrees(self) -> bool:
@@ -97,7 +97,7 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decisive(self) -> tuple[float | None, float]:
-        """`error` and its limit `allowed`; if only `rms` exceeds its limit, `rms` and `allowed_rms`."""
+        """The error that decides the grade, and its limit: `rms` if only that exceeds its limit, otherwise `error`."""
         peak, ratio = relative(self.error, self.allowed), self.ratio
         is_rms = peak is not None and ratio is not None and peak <= 1 < ratio
         return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
@@ -109,7 +109,7 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def relative(error: float | None, allowed: float) -> float | None:
-    """An error divided by its limit `allowed`; 0 or 1e9 if the limit is 0; None if the error is None."""
+    """Divide an error by its limit `allowed`; with a limit of 0, return 0 for no error, else 1e9. None remains None."""
     if error is None:
         return None
     return error / allowed if allowed else float(error > 0) * 1e9
@@ -118,22 +118,22 @@ def relative(error: float | None, allowed: float) -> float | None:
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The errors of all compared tensors on one kind of input."""
 
-    probe: str
+    probe: str  # name of the kind of input, such as "normal"
     tensors: tuple[TensorError, ...]
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a rule on special rows, memory or layouts; a rule that is only noted does not affect the grade."""
+    """The result of one rule, on special rows, memory or layouts. With `is_noted` it does not affect the grade."""
 
     rule: str
     holds: bool
-    found: str = ""  # the observation, in words, if the rule is broken
+    found: str = ""  # description of the violation, if the rule is broken
     is_noted: bool = False
-    convention: str = ""  # the key of CONVENTIONS that explains the broken rule, if any
+    convention: str = ""  # a key of CONVENTIONS, if that convention explains why the rule is broken
 
 
 def approximation_errors(agreement: "Agreement") -> dict[str, float]:
-    """The error of each tensor on normal inputs, as a share of its largest right value, by `TensorError.place`.
+    """Return errors of tensors on the probe "normal", divided by the largest right value, by `TensorError.place`.
 
     An error that is not finite counts as infinite. Tensors whose right values are all 0 are left out.
     """
@@ -163,22 +163,22 @@ CONVENTIONS = {
     CAUSAL: "given both a mask and is_causal, it ignores one of them (SDPA raises an error)",
     ONE_MASK: "if the mask differs between heads, some heads use another head's (SDPA uses each head's own)",
 }
-"""Legitimate differences in convention, in words, by their names in `Agreement.conventions`."""
+"""Legitimate differences from SDPA's behaviour, in words, by their names in `Agreement.conventions`."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check: oracle, probes, rules, the error of each tensor, and a diagnosis if it fails."""
+    """The result of a check: the errors on each probe (kind of input), the rules, and a diagnosis if it fails."""
 
-    oracle: str
+    oracle: str  # its name
     probes: tuple[ProbeResult, ...]
     rules: tuple[RuleResult, ...] = ()
     diagnosis: str = ""
-    mistakes: tuple[str, ...] = ()  # known mistakes that fit; several if they are indistinguishable
-    step: str = ""  # the first step that differs, if known
+    mistakes: tuple[str, ...] = ()  # known mistakes that give this answer; several if all of them do
+    step: str = ""  # the first step of attention with a different result, if known
     conventions: tuple[str, ...] = ()  # keys of CONVENTIONS
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
-        """All compared tensors, with the name of the probe."""
+        """Yield each compared tensor with the name of its probe."""
         for probe in self.probes:
             for tensor in probe.tensors:
                 yield probe.probe, tensor
@@ -190,9 +190,9 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grade(self) -> Grade:
-        """Wrong if nothing was compared, a rule is broken or a fault was diagnosed; else the tensors' worst grade.
+        """Wrong if nothing was compared, a rule is broken or a fault was diagnosed; else the worst grade of a tensor.
 
-        With the convention FLOAT32 that worst grade is replaced by right.
+        With the convention FLOAT32 the grade right replaces this worst grade.
         """
         grades = {tensor.grade for _, tensor in self.tensors()}
         if not grades or self.broken_rules or self.diagnosis:
@@ -203,12 +203,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broken_rules(self) -> tuple[RuleResult, ...]:
-        """Broken rules that affect the grade."""
+        """The broken rules that affect the grade."""
         return tuple(rule for rule in self.rules if not rule.holds and not rule.is_noted)
 
     @property
     def notes(self) -> tuple[RuleResult, ...]:
-        """Broken rules that are only noted."""
+        """The broken rules that do not affect the grade."""
         return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
 
     @property
@@ -220,11 +220,11 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one operator within one call of the code; `name` is the profiler's, such as aten::bmm."""
+    """All calls of one operator within one call of a cell; `name` is the profiler's, such as aten::bmm."""
 
     name: str
     num_calls: int
-    self_s: float  # seconds of its kernels or, on the host, without nested operators; profiled, so only for shares
+    self_s: float  # seconds of its kernels or, on the host, without nested operators; the profiler slows all of them
     kernels: tuple[str, ...] = ()  # names of its kernels on devices other than the host
 
 
@@ -233,13 +233,13 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[Operator, ...]
     requested: str = ""  # the backend in the implementation's name; empty: none
-    observed: str = ""  # the backend that ran; empty: none of PyTorch's
+    observed: str = ""  # the backend that ran; empty: no backend of PyTorch
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # seconds with a running kernel on a device other than the host; 0: none was seen
 
     @property
     def fallback(self) -> str:
-        """A note that another backend ran than the requested one; or ""."""
+        """A note that the requested backend did not run, and which one did; "" if it ran, or none was requested."""
         if self.requested in {"", self.observed}:
             return ""
         ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
@@ -263,8 +263,8 @@ class Status(enum.StrEnum):
 
 
 FALSE_SHARE = 0.05
-"""Error level of a session: the largest expected share of false verdicts among faster and slower or, where no
-difference is expected, the largest probability of any false one (`judge` in statistics/verdict.py)."""
+"""Error level of a session: the largest expected share of false ones among the verdicts faster and slower or, where no
+difference is expected, the largest probability that any of them is false (`judge` in statistics/verdict.py)."""
 
 
 class Verdict(enum.StrEnum):
@@ -277,9 +277,9 @@ class Verdict(enum.StrEnum):
 
 
 class Flag(enum.IntFlag):
-    """Observations about a sample, mostly reasons to suspect it: on a device with queues, or on the processor."""
+    """Observations about a sample, mostly reasons to suspect its time, on a device with queues or on the processor."""
 
-    # its device time is below the host's time to issue it (in older journals, below 5 times that), or `not_hidden`
+    # its device time is below the host's time to issue it (older journals: below 5 times this time), or `not_hidden`
     host_bound = 1
     not_hidden = 2  # the device waited for the host during the sample
     waits = 4  # the host waits for the device inside a call
@@ -302,7 +302,7 @@ EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # bits of epoch, visit and bloc
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One observation, with its epoch, visit, block and slot. In old journals a sample has two more fields."""
+    """One measured value, with its epoch, visit, block and slot. In old journals a sample has two more fields."""
 
     value: float  # of one call, in the measurement's unit
     num_calls: Annotated[int, Meta(ge=1, lt=2**53)] = 1
@@ -317,15 +317,15 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # bits of Flag
 
 
-LATENCY = "latency"  # the metric whose samples are taken in blocks
+LATENCY = "latency"  # the time of a call, the only metric whose samples are taken in blocks
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
-"""Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
+"""Metrics of memory that stays allocated after results are gone: by each call, and once by the first calls."""
 FIRST_CALL, FIRST_CACHED, FIRST_LONGER = FIRST_CALLS = "first_call", "first_call_cached", "first_call_new_length"
 """Metrics of first calls: in a fresh process, in a second one with filled compile caches, and at another length."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one cell: every raw sample in time order."""
+    """All raw samples of one metric of one cell, in time order."""
 
     metric: str
     unit: str
@@ -338,7 +338,7 @@ OF_PROCESS = ("num_threads", "settings", "flags")  # fields of an Environment th
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine and software of a run. No host name and no path: those identify people, not machines."""
+    """The machine and software of a run. It has neither a host name nor a path, which would identify people."""
 
     cpu: str
     cpu_capability: str
@@ -347,14 +347,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     system: str
     python: str
-    versions: dict[str, str]  # as loaded: torch, numpy, mkl, onednn, cuda, cudnn, attnbench
+    versions: dict[str, str]  # of the loaded packages: torch, numpy, mkl, onednn, cuda, cudnn, attnbench
     accelerator: str = ""
     num_threads: int = 0
     settings: dict[str, str] = msgspec.field(default_factory=dict)  # thread and malloc variables, if set
     flags: dict[str, str] = msgspec.field(default_factory=dict)  # TF32, determinism, matmul precision
-    clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
+    clocks: dict[str, str] = msgspec.field(default_factory=dict)  # frequency governor, limits and modes of GPUs
     load: float | None = None  # one-minute load average at the start of the worker
-    native_dtypes: tuple[str, ...] | None = None  # half-precision dtypes with instructions; None: unknown
+    native_dtypes: tuple[str, ...] | None = None  # half-precision dtypes that the processor multiplies; None: unknown
 
     @property
     def fingerprint(self) -> str:
@@ -371,11 +371,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return _digits_of(self.machine())
 
     def machine(self) -> dict[str, Any]:
-        """Fields that must match, by name, without OF_PROCESS: processor, memory, system, versions, accelerator."""
+        """Return the fields of `must_match` that describe the machine: all except OF_PROCESS."""
         return {name: value for name, value in self.must_match().items() if name not in OF_PROCESS}
 
     def must_match(self) -> dict[str, Any]:
-        """Fields that must match before times may be compared, by name."""
+        """Return the fields that must match before times may be compared, by name."""
         fields = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
         for varies in ("load", "clocks", "native_dtypes"):
             del fields[varies]
@@ -387,7 +387,7 @@ def _digits_of(fields: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(fields, order="deterministic")).hexdigest()[:8]
 
 
-MATMUL, COPY = "matmul", "copy"  # kinds of loads
+MATMUL, COPY = "matmul", "copy"  # kinds of loads that measure ceilings
 HardwareKey = tuple[str, str, int]  # device, dtype and number of threads (0: one for each core), as in `Workload.place`
 
 
@@ -404,7 +404,7 @@ class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """The best observed rate, in FLOP/s or bytes/s; `spread` is that rate divided by the median of all rounds' best."""
+    """The best observed rate in FLOP/s or bytes/s; `spread` is its ratio to the median of the best rates of rounds."""
 
     rate: float
     spread: float
@@ -413,8 +413,8 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     """The samples of loads for one device, dtype and number of threads; without samples, `message` says why.
 
-    Ceilings are read from raw samples of the run itself. Source of the idea: S. Williams, A. Waterman, D. Patterson,
-    Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
+    A ceiling is the best rate in these samples, which the run itself measured. Source of the idea: S. Williams, A.
+    Waterman, D. Patterson, Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
     """
 
     device: str
@@ -435,7 +435,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         return self._best(MATMUL)
 
     def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
-        """Bytes/s of the fastest copy that moves at least `num_bytes`, so that no smaller cache speeds it up.
+        """Return the bytes/s of the fastest copy of at least `num_bytes`, so that no cache smaller than these helps it.
 
         With `is_cold`, or for more bytes than the largest copy moves, it is the rate of the largest copy, which fits in
         no cache. For 0 bytes it is the best rate of any copy. None without samples.
@@ -444,7 +444,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         return self._best(COPY, largest if is_cold else min(largest, num_bytes))
 
     def _best(self, kind: str, least: float = 0.0) -> Ceiling | None:
-        """The best rate of all rounds for amounts from `least` on; None without samples."""
+        """Return the best rate among samples whose amount of work is at least `least`; None without such samples."""
         rounds: dict[int, float] = {}
         for sample in self.samples:
             if sample.kind == kind and sample.amount >= least:
@@ -460,12 +460,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     time: str  # start of the process that checked the cell or, if none did, of the run
-    commit: str  # as in RunStarted or, with two sides, of the cell's side
+    commit: str  # that of RunStarted or, with two sides, of the cell's side
     workload: Workload
     implementation: str
     side: str = ""  # as in Arm
     environment: Environment | None
-    host: str = ""  # in a run on several machines, the one that measured all its samples
+    host: str = ""  # in a run on several machines, the machine that measured all samples of the cell
     status: Status
     message: str = ""
     is_predicted: bool = False  # the status is a prediction; the cell was not tried
@@ -485,16 +485,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.workload.id, self.arm
 
     def measurement(self, metric: str) -> Measurement | None:
-        """The measurement of that metric, or None."""
+        """Return the measurement of a metric; None if it was not measured."""
         return next((each for each in self.measurements if each.metric == metric), None)
 
     def samples(self, metric: str) -> Sequence[Sample]:
-        """The samples of a metric; empty if it was not measured."""
+        """Return the samples of a metric; empty if it was not measured."""
         return next((each.samples for each in self.measurements if each.metric == metric), ())
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell failed: the status is no prediction, and neither ok, unsupported nor approximate."""
+        """Whether the cell is wrong or failed: its status is neither predicted nor ok, unsupported or approximate."""
         accepted = {Status.ok, Status.unsupported, Status.approximate}
         return self.status not in accepted and not self.is_predicted
 

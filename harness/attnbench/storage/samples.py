@@ -1,4 +1,4 @@
-"""Samples in one array that reads like a tuple, because a million objects would need six times the memory."""
+"""Many samples in one array that can be read like a tuple; a million `Sample` objects need six times the memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ ROW = np.dtype([(field.name, "i8" if isinstance(field.default, int) else "f8") f
 
 
 class Samples(Sequence[Sample]):
-    """Many samples, to which more can be added; each field of Sample is an attribute: an array (n,)."""
+    """Many samples, to which more can be added. Each field of `Sample` is an attribute with an array (n,)."""
 
     def __init__(self, samples: Iterable[Sample] = ()) -> None:
         self._rows = np.empty(0, ROW)
@@ -23,11 +23,11 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
-        """The samples as `Samples`; returned unchanged if they already are."""
+        """Convert samples to `Samples`; an object of this class is returned unchanged."""
         return samples if isinstance(samples, Samples) else cls(samples)
 
     def extend(self, samples: Iterable[Sample]) -> None:
-        """Add samples."""
+        """Append samples."""
         self._new.extend(samples)
         if len(self._new) >= CHUNK:
             _ = self.rows
@@ -47,16 +47,16 @@ class Samples(Sequence[Sample]):
 
     @property
     def visits(self) -> NDArray[np.int64]:
-        """Epoch and visit of each sample as one number (n,)."""
+        """One integer for each sample, made of its epoch and visit, as an array (n,)."""
         return np.asarray((self.epoch << VISIT_BITS) | self.visit)
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Epoch, visit and block of each sample as one number (n,), increasing in time."""
+        """One integer for each sample, made of its epoch, visit and block, as an array (n,); it increases in time."""
         return np.asarray((self.visits << BLOCK_BITS) | self.block)
 
     def where(self, chosen: "NDArray[np.bool_] | slice") -> "Samples":
-        """The samples chosen by a boolean mask (n,) or by a slice."""
+        """Return the samples that a boolean array (n,) or a slice selects."""
         part = Samples()
         part._rows = self.rows[chosen]
         return part
@@ -72,7 +72,7 @@ class Samples(Sequence[Sample]):
             yield Sample(*row.item())
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same samples in the same order, in any representation."""
+        """Return whether both have equal samples in the same order; the other may be any sequence of samples."""
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Sample.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]

@@ -1,1 +1,1 @@
-"""Timing: the order of samples in blocks, visits and passes, on the device's clock or a simulated one."""
+"""Timing: the order of samples in blocks, visits and passes, on the clock of a device or on a simulated clock."""

@@ -1,8 +1,9 @@
-"""Randomised complete blocks of samples (R. A. Fisher, The Design of Experiments, 1935), on any clock, without torch.
+"""Sample in randomised complete blocks (R. A. Fisher, The Design of Experiments, 1935), on any clock, without torch.
 
-A block samples each arm that takes part once, in a new random order. The evidence is the ratio of two arms' times in a
-block, which a drift of the machine hardly affects. All arms of a visit have the same number of calls in a sample and of
-untimed calls before it; otherwise one slow reading of one arm would make identical code look different from then on.
+An arm is an implementation that takes part. A block samples each arm once, in a new random order. Verdicts use the
+ratio of the times of two arms in the same block, which drift of the machine hardly affects. In a visit (a few blocks of
+one workload), the samples of all arms have the same number of calls, and the same number of untimed calls before them.
+If the numbers differed, one slow reading of an arm could make identical code look different in all later samples.
 """
 
 import math
@@ -24,35 +25,35 @@ BlockSlot = tuple[int, int]  # number of a block, and position in it
 Known = tuple[Arm, float]  # an arm, and the typical seconds of its call
 MIN_SAMPLE_TICKS = 1000  # shortest sample, in multiples of the clock's resolution
 SUSTAINED_SAMPLE_S = 20e-3
-"""Shortest sample of a sustained visit, long against the half millisecond in which a device cools between two
+"""Shortest sample of a sustained visit: much longer than the half millisecond in which a device cools between two
 samples."""
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
-"""Calls and approximate seconds of a sample of the interference probe: long enough for other work to delay it, short
-against the samples of arms."""
+"""Calls and approximate seconds of a sample of the interference probe: long enough for other work to delay it, and
+short compared with the samples of arms."""
 TOUCH_BELOW_S = 10e-3
-"""If the quickest arm's call is shorter and caches are warm, each sample begins with an untimed call, because the
-previous arm has evicted the data. The next calls are slower by some percent, too, but hardly affect the sample's
-median. Longer calls warm the caches themselves, and an extra call would double their cost."""
+"""If a call of the quickest arm is shorter and caches are warm, an untimed call precedes each sample, because the
+previous arm has evicted the data. The next calls are a few percent slower, too, but hardly affect the sample's median.
+Longer calls warm the caches themselves, and an extra call would double their cost."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""
-WARM_STEPS = 4  # approximate number of turns in WARM_S, of all arms together; more if samples are shorter
+WARM_STEPS = 4  # approximate number of turns of all arms together in WARM_S; more if samples are shorter
 LONGEST_WARMED_S = 25 * WARM_S  # if the quickest call is longer, nothing is warmed: a pause changes it by 2 % at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
 """Fewest rounds of a calibration, since one reading may be late; one round is enough if every call lasts at least
 DECISIVE shortest samples."""
 MOST_TIMES = 10
-"""Longest sample of the slowest arm with several calls, in shortest samples. So next to a far slower arm, all arms make
-fewer calls."""
-MOST_COLD_CALLS = 8  # of a sample with cold caches: before each call, twice the largest cache is written
+"""Longest sample of the slowest arm if it has several calls, as a multiple of the shortest sample. So all arms make
+fewer calls if one arm is far slower than the others."""
+MOST_COLD_CALLS = 8  # in a sample with cold caches: before each call, twice the largest cache is written
 LONGEST_HEAT, STEADY = 4, 0.02
-"""Heating ends after the requested seconds, as soon as the device's clock has varied by at most the share STEADY in the
-second half of the time, or after LONGEST_HEAT times these seconds."""
+"""Heating lasts at least the requested seconds. It ends once the clock frequency of the device has varied by at most
+the share STEADY in the second half of the time, and at the latest after LONGEST_HEAT times the requested seconds."""
 ROUND_S = 0.05  # seconds for which each arm is called between two readings of the device's clock
 MOST_READ = 64  # latest samples of an arm that define its typical time
 WAITED = 0.1
-"""A sample in which a thread has waited for a processor for a larger share of the time counts as disturbed. On an idle
-machine one sample in twenty reaches half of this share."""
+"""A sample counts as disturbed if one of its threads has waited for a processor for a larger share of the time. On an
+idle machine, one sample in twenty reaches half of this share."""
 
 
 @dataclass(kw_only=True)
@@ -65,16 +66,16 @@ class TimedCall:
     flags: int = 0  # bits of `Flag` (storage/records.py) for all its samples, found at the first call
 
     def spend(self, clock: Clock, num_calls: int = 1) -> float:
-        """Make untimed calls, which give no sample; return their seconds."""
+        """Make calls that give no sample; return their seconds."""
         elapsed_s = clock.elapsed(self.call, num_calls)
         self.called_s += elapsed_s
         return elapsed_s
 
 
 def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
-    """Pairs of an arm and the typical seconds of its call: the median of its latest MOST_READ samples.
+    """Return each arm with the typical seconds of its call: the median of its latest MOST_READ samples.
 
-    The interference probe, and arms without samples, are left out.
+    The interference probe and arms without samples are left out.
     """
 
     def typical_s(latest: Sequence[Sample]) -> float:
@@ -84,7 +85,7 @@ def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling settings, equal for all arms of a visit; the probe always has its own number of calls."""
+    """Settings of the samples of a visit, the same for all arms. The probe always has its own number of calls."""
 
     num_calls: int  # in each sample
     num_touches: int  # untimed calls before each sample
@@ -92,14 +93,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """A few blocks of one workload, by the visit's epoch and number; `seed` draws the order of arms in each block.
+    """The plan of one visit: a few blocks of one workload in the process with the number `epoch`.
 
-    If the blocks would last longer than `longest_s` seconds (0: no limit), slow arms take part in fewer of them, and if
-    that is not enough, there are fewer blocks, at least one. `references` take part in every block, since others are
-    compared with them. The arms are called for at least `sustained_s` seconds without a pause beforehand. Samples last
-    at least `sample_s` seconds; 0: as the clock needs. Settings follow from the times in `known`, which may include
-    arms of other processes, so that all processes choose the same settings; if an arm is missing there, all arms of
-    this process are calibrated.
+    `seed` draws the order of the arms in each block. If the blocks would last longer than `longest_s` seconds (0: no
+    limit), slow arms take part in fewer of them; if this is not enough, there are fewer blocks, but at least one. The
+    arms in `references` take part in every block, since other arms are compared with them. Before the first block, the
+    arms are called for at least `sustained_s` seconds without a pause. Samples last at least `sample_s` seconds (0: as
+    the clock needs). The settings of samples follow from the call times in `known`. These may include arms of other
+    processes, so that all processes choose the same settings. If an arm of this process is missing there, all its arms
+    are calibrated.
     """
 
     epoch: int
@@ -115,13 +117,13 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Hooks and readings around every sample; by default they read this process and machine.
+    """Functions that are called around every sample; by default they read this process and machine.
 
-    `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one; `on_block` is
-    called before the first block and after each; `flush` empties the caches before every timed call (None: they stay
-    warm). `count_faults` reads minor page faults of the process, `read_load` the machine's one-minute load average,
-    `read_waits` the seconds for which each thread has waited for a processor (empty: unknown), and `read_clock` the
-    frequency of the device in MHz (0: unknown).
+    `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one. `on_block` is
+    called before the first block and after each block. `flush` empties the caches before every timed call (None: they
+    stay warm). `count_faults` reads the minor page faults of the process, and `read_load` the machine's one-minute load
+    average. `read_waits` reads the seconds for which each thread has waited for a processor (empty: unknown), and
+    `read_clock` the frequency of the device in MHz (0: unknown).
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
@@ -133,15 +135,15 @@ class Conditions:
     read_clock: Callable[[], float] = lambda: 0.0
 
 
-# For simulated clocks: it reads nothing of this machine.
+# For simulated clocks: nothing of this machine is read.
 SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=dict)
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:
     """Choose the settings of a visit from the typical seconds of a call of each arm.
 
-    Samples last at least `least_s` seconds, unless one arm is far slower (MOST_TIMES) or caches are cold. All arms get
-    the same settings, so identical code has identical settings, whatever the readings.
+    Samples last at least `least_s` seconds, unless one arm is far slower (MOST_TIMES) or the caches are cold
+    (`is_cold`). All arms get the same settings, so that identical code is sampled identically, whatever the readings.
     """
     own = [call_s for arm, call_s in seconds.items() if arm != PROBE]
     quickest_s, slowest_s = min(own, default=math.inf), max(own, default=math.inf)
@@ -158,10 +160,11 @@ def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = Fals
 def calibrate(
     calls: Sequence[TimedCall], clock: Clock, least_s: float, on_turn: Callable[[Arm], object] = lambda _: None
 ) -> dict[Arm, float]:
-    """Find the typical seconds of a call of each arm, from rounds that grow to the number of calls in a sample.
+    """Measure the typical seconds of a call of each arm, in rounds whose number of calls grows to that of a sample.
 
-    All arms make the same number of calls in a round. The median over rounds counts, so that one late reading does not
-    make a call look slow. `least_s` is the shortest sample in seconds.
+    In a round, all arms make the same number of calls. The result is the median over rounds, so that one late reading
+    does not make a call look slow. `least_s` is the shortest sample in seconds. `on_turn` is called with each arm
+    before its calls.
     """
     readings: dict[Arm, list[float]] = {timed.arm: [] for timed in calls}
     for number in count(1):
@@ -177,10 +180,10 @@ def calibrate(
 
 
 def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
-    """Choose the number of blocks of each arm from the seconds of its sample, so that all fit into `at.longest_s`.
+    """Choose the number of blocks of each arm, so that all samples fit into `at.longest_s` seconds.
 
-    The slowest arms get fewer. References and the interference probe are in every block; if their time dominates, there
-    are fewer blocks, at least one.
+    `costs_s` has the seconds of a sample of each arm. Slow arms get fewer blocks. References and the interference probe
+    are in every block; if their samples take most of the time, there are fewer blocks, but at least one.
     """
     shared = {arm for arm in costs_s if arm == PROBE or arm in at.references}
     blocks, shared_s = dict.fromkeys(costs_s, at.num_blocks), sum(costs_s[arm] for arm in shared)
@@ -200,7 +203,7 @@ def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
 def visit(
     calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = SIMULATED
 ) -> dict[Arm, tuple[Sample, ...]]:
-    """Take the visit's blocks; return each arm's samples in time order."""
+    """Sample the blocks of a visit; return the samples of each arm in time order."""
     draws = random.Random(at.seed)
     samples: dict[Arm, list[Sample]] = {timed.arm: [] for timed in calls}
     for timed in calls:
@@ -238,7 +241,7 @@ def visit(
 
 
 def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions: Conditions) -> None:
-    """Call the arms in turn, untimed, until WARM_S have passed."""
+    """Call the arms in turn, `num_calls` times each, until WARM_S seconds have passed. These calls are not timed."""
     start_s = clock.now()
     for timed in cycle(measured):
         if clock.now() - start_s >= WARM_S:
@@ -250,10 +253,10 @@ def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions
 def heat(
     measured: Sequence[TimedCall], clock: Clock, least_s: float, conditions: Conditions, seconds: Mapping[Arm, float]
 ) -> None:
-    """Call the arms in turn for `least_s` seconds without a pause, then until the device's clock is steady.
+    """Call the arms in turn without a pause for at least `least_s` seconds, and until the device's clock is steady.
 
-    After LONGEST_HEAT times `least_s` it ends in any case. All arms are then compared on an equally hot device.
-    `seconds` holds the seconds of a call of each arm.
+    Heating ends after LONGEST_HEAT times `least_s` seconds in any case. It makes the device equally hot for all arms.
+    `seconds` has the seconds of a call of each arm.
     """
     start_s, read = clock.now(), list[tuple[float, float]]()
     while measured:

@@ -1,6 +1,6 @@
-"""Compare a few functions in this process: they are timed as in a run, but without files and workers.
+"""Compare a few functions in this process: they are timed as in a run, but without files and worker processes.
 
-All visits share the memory layout of one process, which shifts a ratio of times by up to 3 %, so smaller differences
+All visits share the memory layout of one process, which shifts a ratio of times by up to 3 %. So smaller differences
 stay undecided.
 """
 
@@ -22,11 +22,12 @@ HERE = "here"  # name of the only workload
 
 
 class FunctionComparison:
-    """A comparison of each of `calls` with `calls[baseline]`, and the strategy that visits them.
+    """The comparison of each function in `calls` with the function `calls[baseline]`, and the strategy for its visits.
 
-    A relative difference below `smallest_effect` does not matter. At most the share FALSE_SHARE of sessions with
-    identical functions calls one faster or slower. A visit has `num_blocks` blocks. The interference probe calls
-    `gauge_work`, by default a small matrix product and a copy. The default `clock` and `conditions` are this machine's.
+    A relative difference below `smallest_effect` does not matter. If all functions are identical, one of them is called
+    faster or slower with a probability of at most FALSE_SHARE. A visit has `num_blocks` blocks. The interference probe
+    calls `gauge_work`, by default a small matrix product and a copy. The default `clock` and `conditions` are those of
+    this machine.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -77,13 +78,14 @@ class FunctionComparison:
 
     @property
     def discarded(self) -> set[Block]:
-        """Blocks that other work disturbed, and that are therefore not compared."""
+        """Blocks that are not compared, because other work disturbed them."""
         return self.gauge.follow(self.state.probes).get(HERE, set())
 
     def run(self, budget_s: float, *, stops: bool = True) -> None:
-        """Visit until no verdict can change, or `budget_s` seconds since the construction are spent.
+        """Make visits until no verdict can change, or until `budget_s` seconds after this object was created.
 
-        There are at least LOOKS[0] visits. Without `stops`, the seconds are spent even if no verdict can change.
+        There are at least LOOKS[0] visits. With stops=False, visits go on for `budget_s` seconds even if no verdict can
+        change.
         """
         self.reason, self.stops, self.until_s = "", stops, max(0.0, budget_s)
         live = {HERE: [*self.plan.specs]}
@@ -91,7 +93,7 @@ class FunctionComparison:
         self.judge()
 
     def next(self, state: State, live: Live, now_s: float) -> Step | None:
-        """A visit of all arms, until the verdicts are final or the budget is spent."""
+        """Return a visit of all arms; None once the verdicts are final or the budget is spent."""
         number = state.num_visits[HERE]
         if number >= LOOKS[0] and now_s >= self.until_s:
             self.reason = SPENT
@@ -102,7 +104,7 @@ class FunctionComparison:
         return None if self.reason else Step(workload=HERE, arms=tuple(live[HERE]))
 
     def visit(self) -> None:
-        """Take one more visit."""
+        """Make one more visit, and add its samples to the state."""
         number = self.state.num_visits[HERE]
         at = blocks.Visit(
             epoch=0,
@@ -117,7 +119,7 @@ class FunctionComparison:
         self.spent_s = self.clock.now() - self.start_s
 
     def judge(self) -> None:
-        """Judge every call but the baseline, from the samples so far."""
+        """Judge every function except the baseline, from the samples so far."""
         pairs = {HERE: dict.fromkeys(self.plan.specs, self.reference)}
         numbers = run_numbers(self.state.samples, pairs, self.gauge.follow(self.state.probes))
         known = judge_effects(self.plan, effects(self.plan, numbers))

@@ -1,8 +1,8 @@
-"""The order of visits in a session: one loop, and strategies that derive the next visit from the state.
+"""Choose the order of the visits in a session: one loop, and strategies that derive the next visit from the state.
 
-Time is divided into passes. A pass is a fresh process that visits each open workload once. A workload is open while a
-comparison of two of its arms needs more visits, so that each process adds one number to every such comparison. What is
-open follows from the journal, so that a killed run can continue.
+A visit is a few blocks of one workload. A pass is a fresh process that visits each open workload once. A workload is
+open while a comparison of two of its arms (implementations) needs more visits. So each process adds one number to every
+comparison of the open workloads. Which workloads are open follows from the journal, so that a killed run can continue.
 """
 
 import math
@@ -30,12 +30,12 @@ ANSWERED = "the answer is clear"
 
 
 def visit_seed(seed: int, workload: str, number: int) -> int:
-    """The seed of a visit's random orders, from the run's seed, workload and visit; equal on every machine."""
+    """Return the seed for the random orders of a visit, from the run's seed, the workload and the visit's number."""
     return random.Random(f"{seed}/{workload}/{number}").getrandbits(53)
 
 
 def load_libraries() -> None:
-    """Import the libraries for judging before sampling, because the import takes time and starts threads that spin."""
+    """Import the libraries for judging before sampling, because the import takes time and starts busy threads."""
     if not {"scipy.special", "pandas"} <= set(sys.modules):
         half_widths(1.0, 1.0, 0.5)
         wait_for_idle_threads(limit_s=0.3)
@@ -43,7 +43,7 @@ def load_libraries() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The next visit: the arms of a workload, and whether a fresh process runs it."""
+    """The next visit: the arms of one workload, and whether a fresh process makes the visit."""
 
     workload: str
     arms: tuple[Arm, ...]
@@ -51,12 +51,12 @@ class Step:
 
 
 class Strategy(Protocol):
-    """Chooses the next visit from the state of the run and the time spent."""
+    """The interface of objects that choose the next visit from the state of the run and the time spent."""
 
     reason: str  # why it ended
 
     def next(self, state: State, live: Live, now_s: float) -> Step | None:
-        """The next visit, with live arms of one workload, after `now_s` seconds of the run; None at the end."""
+        """Return the next visit, with live arms of one workload, after `now_s` seconds of the run; None at the end."""
 
 
 def run_strategy(
@@ -66,7 +66,7 @@ def run_strategy(
     now_s: Callable[[], float],
     visit: Callable[[Step], object],
 ) -> str:
-    """Run the visits of a strategy, which reads their results from the state; return the reason for its end."""
+    """Make the visits of a strategy, which reads their results from `state`; return the reason why it ended."""
     load_libraries()
     while (step := strategy.next(state, live(), now_s())) is not None:
         visit(step)
@@ -75,7 +75,7 @@ def run_strategy(
 
 @dataclass
 class Passes(ABC):
-    """A strategy in passes: each is a fresh process that visits each open workload once."""
+    """A strategy that works in passes. A pass is a fresh process that visits each open workload once."""
 
     plan: Plan
     reason: str = ""
@@ -84,16 +84,16 @@ class Passes(ABC):
 
     @abstractmethod
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
-        """The arms to visit in the pass that begins now, by workload; if there are none, set `reason`."""
+        """Return the arms to visit in the pass that begins now, by workload; if there are none, set `reason`."""
 
     def is_first(self, state: State, workload: str) -> bool:
-        """Whether a workload has had fewer than `num_rounds` visits; if the budget ends, it may get only one."""
+        """Return whether a workload has had fewer than `num_rounds` visits, and is thus in its first passes."""
         return state.num_visits[workload] < self.plan.num_rounds
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
-        """The least-visited open workload that this process has not visited; after the last, start a fresh process.
+        """Return a visit of the open workload with the fewest visits, among those that this process has not visited.
 
-        None if no workload is open, or the budget is spent.
+        After the last open workload, a fresh process starts. None if no workload is open, or if the budget is spent.
         """
         is_fresh = not any(live.get(workload) for workload in self._pass)
         if is_fresh:
@@ -123,10 +123,11 @@ class Race(Passes):
     _shortest_s: float = 0.0  # least seconds of a pass per workload; 0: unknown
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
-        """The arms that need more visits, by workload, with their references.
+        """Return the arms that need more visits, by workload, together with their references.
 
-        Everything is open in the first passes and, with two sides, while there is no verdict on all cells together.
-        Nothing is open if the first passes compared nothing, or the rest of the budget is too short for a further look.
+        Everything is open in the first passes. If two states of the code are compared, everything is open while the
+        verdict on all cells together is undecided. Nothing is open if there is nothing to compare, or if the rest of
+        the budget is too short to judge a comparison again.
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
         numbers = run_numbers(state.samples, pairs, self.gauge.follow(state.probes))
@@ -152,15 +153,15 @@ class Race(Passes):
         return opened
 
     def _references(self, arms: Sequence[Arm]) -> dict[Arm, Arm]:
-        """The reference of each arm that has one; the first arm takes the place of a wrong or failed baseline."""
+        """Return the reference of each arm that has one; the first arm replaces a baseline that is wrong or failed."""
         if arms and self.plan.sides is None and not any(map(self.plan.is_reference, arms)):
             return dict.fromkeys(arms, arms[0])
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
-        """Whether `num_passes` more passes bring a comparison to its next look.
+        """Return whether `num_passes` more passes bring an undecided comparison to its next look, as in `LOOKS`.
 
-        True while a workload lacks some of its first visits, or nothing is judged.
+        True also while a workload lacks some of its first visits, or if nothing is judged yet.
         """
         going = [workload for workload in state.num_visits if state.live(workload, self.plan.specs)]
         if any(self.is_first(state, workload) for workload in going) or not self.judged:
@@ -171,12 +172,12 @@ class Race(Passes):
 
 @dataclass
 class Choice(Passes):
-    """Passes over all candidates for the fastest implementation of each workload, until that one is clear."""
+    """Passes over the candidates for the fastest implementation of each workload, until the fastest one is clear."""
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
-        """The arms to visit, by workload: all in the first passes.
+        """Return the arms to visit, by workload: all arms in the first passes.
 
-        After that: the leader, the candidates that are not yet decided against it, and the reference.
+        After that, these are the leader (the fastest arm), the arms not yet decided against it, and the reference.
         """
         opened, discarded = {}, self.gauge.follow(state.probes)
         for workload, arms in live.items():

@@ -1,6 +1,6 @@
 """Choose the number of blocks of a workload that a process samples, from the data so far.
 
-More blocks reduce the noise inside a process; more processes also reduce the effect of differences between processes.
+More blocks reduce the noise inside a process. More processes also reduce the effect of differences between processes.
 The error of a mean is smallest if each process samples sqrt((cost of a process / cost of a block) * (variance inside a
 process / variance between processes)) blocks.
 
@@ -22,7 +22,8 @@ from attnbench.storage.samples import Samples
 
 FRESH_S = 0.3  # seconds of a process outside of its blocks; assumed until some are measured
 BETWEEN, INSIDE = 0.005, 0.02
-"""Standard deviation of a log ratio between processes, and between the blocks of a process; assumed until known."""
+"""Standard deviations of a log ratio between processes (BETWEEN) and between the blocks of a process (INSIDE), which
+are assumed until they can be estimated."""
 LEAST_BETWEEN = 0.001  # smallest standard deviation between processes, since the estimate from a few may be 0
 MEDIAN_VARIANCE = math.pi / 2  # variance of the median of normal values, divided by that of their mean
 OF_DEVIATIONS = 1.4826  # standard deviation of normal values, divided by their median absolute deviation
@@ -34,7 +35,7 @@ KEPT_SHARE = 0.95  # share of the remaining time that is planned; the rest is fo
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of a process outside of its blocks, and seconds of one block."""
+    """Seconds that a process spends outside of its blocks, and seconds of one block."""
 
     process_s: float
     block_s: float
@@ -42,7 +43,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A process's share of a workload: the number of blocks, and the seconds into which all should fit; 0: no limit."""
+    """One process's work on a workload: the number of blocks, and the seconds for all of them (0: no limit)."""
 
     num_blocks: int
     longest_s: float = 0.0
@@ -57,9 +58,9 @@ class Spread:
 
 
 def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Arm]) -> Spread:
-    """The median of each variance over all comparisons of an arm with its reference, from the samples so far.
+    """Estimate the variances of log ratios from the samples so far: medians over all comparisons with a reference.
 
-    BETWEEN and INSIDE are used for a variance that is not known yet.
+    INSIDE and BETWEEN stand in for a variance that is not known yet.
     """
     inside, between = list[float](), list[float]()
     for arm, reference in references.items():
@@ -81,7 +82,7 @@ def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Ar
 
 
 def in_blocks(taken: Mapping[Arm, Sequence[Sample]]) -> tuple[float, int]:
-    """Seconds of all blocks, pauses and untimed calls between their samples included, and the number of blocks."""
+    """Return the seconds of all blocks, with the pauses and untimed calls between samples, and the number of blocks."""
     arms = [Samples.of(samples) for samples in taken.values() if len(samples)]
     visits = np.concatenate([each.visits for each in arms])
     starts = np.concatenate([each.start_s for each in arms])
@@ -96,16 +97,17 @@ def in_blocks(taken: Mapping[Arm, Sequence[Sample]]) -> tuple[float, int]:
 
 
 def best(costs: Costs, spread: Spread) -> float:
-    """The number of blocks per process with which a mean over processes has the smallest error in a given time."""
+    """Return the number of blocks per process that minimises the error of a mean over processes in a given time."""
     return math.sqrt(costs.process_s / costs.block_s * MEDIAN_VARIANCE * spread.inside / spread.between)
 
 
 def share(costs: Costs, spread: Spread, *, num_taken: int, left_s: float, limits: tuple[int, int]) -> Share:
-    """The share of the next process after `num_taken` ones, if `left_s` seconds are left for the workload.
+    """Choose the blocks and seconds of the next process on a workload, after `num_taken` processes.
 
-    A comparison is judged only at its looks, so the processes up to one look share the time that is left: the look at
-    which the interval will be narrowest, among those that leave at least LEAST_SHARE of the time to the blocks.
-    `limits` are the fewest blocks of a process, and the fewest processes.
+    `left_s` seconds are left for the workload. A comparison is judged only at its looks, the numbers of processes in
+    LOOKS. So the processes up to one look share the time that is left. This is the look at which the interval will be
+    narrowest, among the looks that leave at least LEAST_SHARE of the time to the blocks. `limits` are the fewest blocks
+    of a process, and the fewest processes.
     """
     least, num_rounds = limits
     looks = [look for look in LOOKS if look > num_taken and look >= num_rounds] or [num_taken + 1]

@@ -1,10 +1,10 @@
-"""Trace one case: a few steps under torch.profiler, in a pass of their own after the check, never timed.
+"""Trace one case: run a few steps under torch.profiler, after the check, in a pass that is never timed.
 
-Each phase of a step is a module, `Forward` or `Backward`, for any implementation, so that the viewer can show modules
+For any implementation, each phase of a step runs in a module, `Forward` or `Backward`. So the viewer can show modules
 even for a bare `attend`, and its DIFF tab finds the same phases in every run.
 
-Files are tidied: the host's name, absolute paths, addresses and the frames of the harness around the steps are removed,
-and a call stack for each operator and the plug-in's category for calls of the CUDA runtime are added.
+Trace files are tidied. The host's name, absolute paths, addresses, and the harness's stack frames around the steps are
+removed. A call stack for each operator is added, and calls of the CUDA runtime get the plug-in's category.
 
 Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; the
 plug-in's reader, https://github.com/pytorch/kineto/blob/main/tb_plugin/torch_tb_profiler/profiler/trace.py.
@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from attnbench.case import Case
 from attnbench.tracing import folders
 
-NUM_WARM_STEPS = 2  # unrecorded steps under the profiler, which is slow at first, after one step without it
+NUM_WARM_STEPS = 2  # unrecorded steps under the profiler, which is slow at first; one step without it precedes them
 NUM_STEPS = 3  # recorded steps
 KEPT = (
     *("schemaVersion", "deviceProperties", "cuda_runtime_version", "cuda_driver_version", "displayTimeUnit"),
@@ -40,7 +40,7 @@ COPIED = "gpu_user_annotation"  # category of the copies of the steps on the dev
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 FRAME = re.compile(r".+\.py\(\d+\): ")  # start of the name of a frame with a file: "PATH.py(LINE): "
 FRAME_PATH = re.compile(r"(?:^|(?<=;))/[^;]*/([^/;]+\.py)(?=\(\d+\): )")
-"""The absolute path of a frame, which may contain spaces, in a call stack of frames joined by semicolons."""
+"""Pattern of the absolute path of a frame, which may contain spaces, in a call stack of frames joined by semicolons."""
 ABSOLUTE = re.compile(r"(?<![\w./:>-])(?:/[^\s/:;,'\"()<>]+)+/([^\s/:;,'\"()<>]+)")  # any other absolute path
 
 
@@ -52,7 +52,7 @@ class Forward(nn.Module):
         self.call = call
 
     def forward(self, *operands: Tensor) -> Any:  # noqa: ANN401 - a tensor, or a gradient for each leaf
-        """Make the call."""
+        """Call the function with the operands, and return its result."""
         return self.call(*operands)
 
 
@@ -61,7 +61,7 @@ class Backward(Forward):
 
 
 def stepper(case: Case) -> Callable[[], object]:
-    """A function that runs one step: the forward pass, the backward pass or both, by the workload's direction."""
+    """Return a function that runs one step: forward pass, backward pass or both, as the workload's direction says."""
     leaves, keeps_graph = list(case.leaves.values()), case.workload.direction == "backward"
 
     def gradients(output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,7 +109,7 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> None:
 
 
 def tidied(trace: dict[str, Any]) -> dict[str, Any]:
-    """The trace, tidied as the module describes; paths become relative to the folders of sys.path.
+    """Tidy a trace as the module's docstring describes; make paths relative to the folders of sys.path.
 
     The device's copies of the steps are removed, too, because with them the plug-in would count each step twice.
     """
@@ -154,9 +154,9 @@ def _without_paths(value: Any, places: list[str]) -> Any:  # noqa: ANN401 - JSON
 
 
 def shortened(text: str, places: list[str]) -> str:
-    """Make absolute paths relative to the first of the folders `places` that holds them, and remove addresses.
+    """Make absolute paths relative to the first folder in `places` that contains them, and remove addresses.
 
-    Of any other absolute path only the last part is kept.
+    Any other absolute path is cut to its last part.
     """
     text = ADDRESS.sub("", text)
     for place in places:

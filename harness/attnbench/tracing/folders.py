@@ -1,7 +1,7 @@
 """Folders of traces: results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, one for each cell.
 
-TensorBoard treats a folder as a run, and the text before `.pt.trace.json` as its worker: here the implementation's
-name, not the host's, which the profiler's own handler would use.
+TensorBoard treats a folder as a run, and the text before `.pt.trace.json` as the name of a worker. The profiler's own
+handler would use the host's name there; these files use the implementation's name.
 """
 
 import gzip
@@ -17,7 +17,7 @@ FOLDER = "traces"
 
 
 def trace_file(run: Path, workload_id: str, name: str) -> Path:
-    """The file of one cell's trace."""
+    """Return the path of the trace of one cell."""
     return run / workload_id / name / f"{name}{SUFFIX}"
 
 
@@ -25,22 +25,22 @@ def write(file: Path, trace: dict[str, Any]) -> None:
     """Write a trace atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0))
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """All traces below a folder, sorted; includes uncompressed ones, which other programs may have written."""
+    """List all traces below a folder, sorted; include uncompressed ones, which other programs may have written."""
     return sorted(file for pattern in ("*.pt.trace.json", "*.pt.trace.json.gz") for file in folder.rglob(pattern))
 
 
 def find(name: str | None, results: Path) -> Path:
-    """Find a folder of traces by its name below `results` or by its path; by default the newest.
+    """Find a folder of traces by its name below `results` or by its path; without a name, find the newest folder.
 
     Raises:
-        ValueError: there is none, or it holds no trace; the message says what to do.
+        ValueError: there is no such folder, or it contains no trace; the message says what to do.
     """
     known = {folder.name: folder for folder in sorted((results / FOLDER).glob("*")) if trace_files(folder)}
     if name is None and known:

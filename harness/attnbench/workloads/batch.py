@@ -24,7 +24,7 @@ CACHE_DTYPES = (SAME, "float8_e4m3fn", "float8_e5m2")
 CACHE_SCALES = PER_HEAD, PER_TENSOR = ("per_head", "per_tensor")
 LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # largest finite number of each dtype
 SCALES = (0.125, 0.4375, 0.3125, 0.21875, 0.09375)
-"""Scales of float8 caches: all different, and of few digits, so that scaled numbers are exact in half precision."""
+"""Scales of float8 caches: all different, and with few digits, so that scaled numbers are exact in half precision."""
 EXAMPLE = "as in 2q2k_32q1kv1k, which is 2 prefills of 2048 tokens and 32 decodes against 1024 keys"
 _REQUESTS = re.compile(r"(?:(\d+)x?)?q(\d+)(k?)(?:(?:kv|s)(\d+)(k?))?")
 KILO = 1024
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 def parse_batch(text: str) -> tuple[Request, ...]:
     """Parse `[count]q<new tokens>[k][kv<keys>[k]]`, or several joined by _; `none` gives no request.
 
-    `k` after a number means times 1,024. `s` is an older spelling of `kv`.
+    A `k` after a number multiplies it by 1,024. `s` is an older spelling of `kv`.
 
     Raises:
         ValueError: `text` cannot be parsed, has too many requests or no new token, or gives a request fewer keys than
@@ -74,7 +74,7 @@ def parse_batch(text: str) -> tuple[Request, ...]:
 
 
 def written(requests: tuple[Request, ...]) -> str:
-    """The shortest text that `parse_batch` turns into these requests."""
+    """Return the shortest text that `parse_batch` parses to these requests."""
     parts = []
     for request, same in itertools.groupby(requests):
         new, total = (f"{each // KILO}k" if each and each % KILO == 0 else str(each) for each in request)
@@ -84,7 +84,7 @@ def written(requests: tuple[Request, ...]) -> str:
 
 
 def at_longest(requests: tuple[Request, ...], longest: int) -> tuple[Request, ...]:
-    """Scale all requests so that the longest has `longest` keys; a number above 0 stays at least 1."""
+    """Scale all requests so that the longest has `longest` keys; a number above 0 becomes no less than 1."""
     factor = longest / max(each.total for each in requests)
     totals = [max(min(1, each.total), round(factor * each.total)) for each in requests]
     news = [max(min(1, each.new), round(factor * each.new)) for each in requests]
@@ -92,9 +92,9 @@ def at_longest(requests: tuple[Request, ...], longest: int) -> tuple[Request, ..
 
 
 class Requests(Mask):
-    """Each query sees the keys of its own request, up to its own position counted from the end, or the last `window`.
+    """Each query sees the keys of its own request, up to its own position counted from the end.
 
-    A window of 0 has no limit.
+    With a `window` above 0, it sees only the last `window` of these keys.
     """
 
     name = ""  # no name: users cannot select it as `mask`; it is built from the axis `batch`
@@ -107,13 +107,13 @@ class Requests(Mask):
         return f"of the requests {written(self.requests)}" + f" in windows of {self.window} keys" * bool(self.window)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as in Mask
-        """For each query (T,), the index of the first key of its request, and that of its own token's key."""
+        """Return the index of the first key of each query's request (T,), and that of its own token's key (T,)."""
         news, totals = (np.asarray(each, dtype=np.int64) for each in zip(*self.requests, strict=True))
         ends, offsets = np.cumsum(totals), np.arange(query_len) - np.repeat(np.cumsum(news), news)
         return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as in Mask
-        """The index of the first key of its request that a query sees, and that of its own token's key, elementwise."""
+        """Return the index of the first key that a query sees, and that of its own token's key, elementwise."""
         first, last = table[0][query], table[1][query]
         before = (last - self.window + 1 - first) * bool(self.window)
         return first + before * (before > 0), last
@@ -121,18 +121,19 @@ class Requests(Mask):
 
 @functools.lru_cache(maxsize=256)
 def rule_of(batch: str, window: int = 0) -> Requests:
-    """The mask of a batch of requests, memoized because bound masks are cached by their mask object."""
+    """Return the mask of a batch of requests, memoized because bound masks are cached by their mask object."""
     return Requests(parse_batch(batch), window)
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    """How the keys and values of a batch lie in memory: in pages of a pool, in an order drawn from the seed.
+    """The memory layout of a batch's keys and values: in pages of a pool, in an order drawn from the seed.
 
     `page_size` is in tokens; 0 means no pages. `num_heads` is the number G of key/value heads. `shared_prefix` is the
     number of first tokens that all requests share. A query sees the last `window` keys up to its own; 0 means all.
-    `form` changes only details that no result may depend on. By default unused slots and pages hold NaN, and with
-    `zeros` 0; with `moved`, pages have another order; with `strided`, the pools of keys and values are views of one
-    buffer, in which their pages alternate. An 8-bit cache has a scale for each head, or one with `has_one_scale`.
+    `form` changes only details that no result may depend on. By default unused slots and pages contain NaN; with
+    `zeros`, they contain 0. With `moved`, pages have another order. With `strided`, the pools of keys and values are
+    views of one buffer, in which their pages alternate. An 8-bit cache has one scale per head, or with `has_one_scale`
+    one in all.
     """
 
     batch: str
@@ -152,12 +153,12 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_pages(self) -> list[int]:
-        """The number of pages of each request, shared ones included."""
+        """The number of pages of each request, shared pages included."""
         return [-(-each.total // self.page_size) for each in self.requests]
 
     @property
     def num_own_pages(self) -> list[int]:
-        """The number of pages of each request without shared ones."""
+        """The number of pages of each request, without shared pages."""
         return [max(0, count - self.shared_prefix // self.page_size) for count in self.num_pages]
 
     @property
@@ -185,9 +186,9 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return Layout(len(order), table.astype(np.int32), np.concatenate(places))
 
     def sources(self) -> npt.NDArray[np.int64]:
-        """For each key (S,), the index of the key whose content it has: its own, or one of the first request with keys.
+        """Return, for each key (S,), the index of the key that it is a copy of.
 
-        The latter holds in a shared prefix.
+        In a shared prefix, that is a key of the first request with keys; elsewhere it is the key itself.
         """
         totals = [each.total for each in self.requests]
         starts = np.cumsum([0, *totals[:-1]])
@@ -201,9 +202,9 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def scales(self, name: str) -> list[float]:
-        """The factors of stored keys or values, by `name` key or value: (G,), or (1,) with `has_one_scale`.
+        """Return the factors of stored keys or values: G numbers, or one with `has_one_scale`; all 1 without float8.
 
-        Without float8 all are 1.
+        `name` is key or value.
         """
         count = 1 if self.has_one_scale else self.num_heads
         if self.dtype == SAME:
@@ -224,7 +225,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 class Layout(NamedTuple):
     """The number of pages in the pool, the block table of N requests, and each key's slot in the pool (S,).
 
-    The block table is (N, largest number of pages of a request + 1); unneeded entries name unused pages.
+    The block table is (N, largest number of pages of a request + 1); its spare entries are numbers of unused pages.
     """
 
     num_pages: int
@@ -233,5 +234,5 @@ class Layout(NamedTuple):
 
 
 def is_power_of_2(number: int) -> bool:
-    """Whether a number is 1, 2, 4, ..."""
+    """Return whether a number is 1, 2, 4, ..."""
     return number > 0 and math.log2(number).is_integer()

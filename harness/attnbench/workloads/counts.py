@@ -1,6 +1,6 @@
-"""Exact counts that follow from a workload alone: visible pairs, FLOPs and bytes, by one pure function each.
+"""Exact counts that follow from a workload alone, such as visible pairs, FLOPs and bytes: a pure function for each.
 
-FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and not counted.
+Only matrix products count, with two FLOPs for each multiply-add; biases and the softmax are small and not counted.
 Source: FlashAttention's count, in which one of the five products of a backward pass recomputes the scores,
 https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flash_attention.py.
 """
@@ -15,21 +15,21 @@ from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 
 def score_matrix_bytes(workload: Workload) -> int:
-    """Bytes of one score matrix in the textbook form: B * H * T * S numbers of the workload's dtype."""
+    """Return the bytes of all scores in the textbook form: B * H * T * S numbers of the workload's dtype."""
     return workload.num_scores * DTYPE_BYTES[workload.dtype]
 
 
 @lru_cache(maxsize=1024)  # slow for masks without a span, and reports call it often
 def visible_pairs(workload: Workload) -> int:
-    """The number of (query, key) pairs of one head in which the query sees the key, summed over the batch."""
+    """Return the number of (query, key) pairs of one head in which the query sees the key, summed over the batch."""
     return workload.mask_rule.num_visible(workload.batch_size, workload.seq_len, workload.kv_len)
 
 
 def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, recomputes_scores: bool) -> int:
-    """FLOPs of a call that computes `pairs` (query, key) pairs in each head.
+    """Return the FLOPs of a call that computes `pairs` (query, key) pairs in each head.
 
-    Scope `module` adds the projections of `tokens`, the numbers of query and key tokens. A backward pass has four
-    products for each pair, and a fifth with `recomputes_scores`.
+    Scope `module` adds the projections of `tokens`, which are the numbers of query and key tokens. A backward pass has
+    four products for each pair, and a fifth with `recomputes_scores`.
     """
     head_dim, value_dim = workload.head_dim, workload.value_dim
     forward = 2 * workload.num_heads * pairs * (head_dim + value_dim)
@@ -39,7 +39,7 @@ def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, re
 
 
 def useful_flops(workload: Workload) -> int:
-    """FLOPs that the result requires: visible pairs only; a backward pass recomputes the scores, as is usual.
+    """Return the FLOPs of visible pairs only; a backward pass recomputes the scores, as is usual.
 
     Scope `attention`: forward 2 * H * n * (K + V), backward 2 * H * n * (3K + 2V), with n = `visible_pairs`.
     """
@@ -47,7 +47,7 @@ def useful_flops(workload: Workload) -> int:
 
 
 def dense_flops(workload: Workload) -> int:
-    """FLOPs of the textbook form, which computes hidden pairs too and keeps the weights for the backward pass."""
+    """Return the FLOPs of the textbook form, which computes hidden pairs and keeps the weights for a backward pass."""
     pairs = workload.batch_size * workload.seq_len * workload.kv_len
     if workload.requests:
         pairs = sum(each.new * each.total for each in workload.requests)
@@ -55,16 +55,16 @@ def dense_flops(workload: Workload) -> int:
 
 
 def least_flops(workload: Workload) -> int:
-    """A lower bound on the FLOPs of any call: no recomputation, and projections only of tokens with a visible pair."""
+    """Return a lower bound on the FLOPs of a call: no recomputation, projections of tokens in visible pairs only."""
     return product_flops(workload, visible_pairs(workload), _fewest_tokens(workload), recomputes_scores=False)
 
 
 def compulsory_bytes(workload: Workload) -> int:
-    """Bytes that must move between memory and processor: inputs, with G key/value heads, read once; results written.
+    """Return the bytes that must move between memory and processor: inputs are read once, and results are written.
 
-    A backward pass reads the inputs and the output's gradient and writes the inputs' gradients. In scope `module` the
-    inputs are x (and a context, if S differs from T) and the weights, without biases. A forward and a backward pass are
-    counted separately and added. Keys and values of a cache count as in `cache_bytes`.
+    The inputs have G key/value heads. A backward pass reads the inputs and the output's gradient and writes the inputs'
+    gradients. In scope `module` the inputs are x (and a context, if S differs from T) and the weights, without biases.
+    A forward and a backward pass are counted separately and added. Keys and values of a cache: see `cache_bytes`.
     """
     forward, backward = (_moved(workload, *_tokens(workload), is_backward=is_backward) for is_backward in (False, True))
     numbers = _has_forward(workload) * forward + _has_backward(workload) * backward
@@ -72,7 +72,7 @@ def compulsory_bytes(workload: Workload) -> int:
 
 
 def least_bytes(workload: Workload) -> int:
-    """A lower bound on the bytes of any call: tokens without a visible pair are not read, and nothing is read twice."""
+    """Return a lower bound on the bytes of a call: only tokens in visible pairs are read, and nothing is read twice."""
     if workload.requests:
         return compulsory_bytes(workload)
     numbers = _moved(workload, *_fewest_tokens(workload), is_backward=_has_backward(workload))
@@ -80,33 +80,33 @@ def least_bytes(workload: Workload) -> int:
 
 
 def cache_bytes(workload: Workload) -> int:
-    """Bytes of keys and values, in the cache's dtype, that a call on a batch of requests must read.
+    """Return the bytes of keys and values, in the cache's dtype, that a call on a batch of requests must read.
 
-    Each key that a query sees is read once, also if requests share it.
+    Each key that any query sees is read once, even if several requests share it.
     """
     assert workload.cache is not None
     return workload.cache.num_keys * _slot_bytes(workload)
 
 
 def pool_bytes(workload: Workload) -> int:
-    """Bytes of the pages that a batch of requests occupies: whole pages, and those of a shared prefix once."""
+    """Return the bytes of the whole pages that a batch of requests occupies; those of a shared prefix count once."""
     assert workload.cache is not None
     return workload.cache.num_slots * _slot_bytes(workload)
 
 
 def gathered_bytes(workload: Workload) -> int:
-    """Bytes of the keys and values of a batch, gathered for a dense function in the call's dtype."""
+    """Return the bytes of the keys and values of a batch, gathered for a dense function in the call's dtype."""
     return workload.kv_len * _slot_bytes(msgspec.structs.replace(workload, cache_dtype=SAME))
 
 
 def _slot_bytes(workload: Workload) -> int:
-    """Bytes of the key and value of one token in all G heads, in the cache's dtype."""
+    """Return the bytes of the key and value of one token in all G heads, in the cache's dtype."""
     each_bytes = DTYPE_BYTES[workload.dtype] if workload.cache_dtype == SAME else 1
     return workload.num_kv_heads * (workload.head_dim + workload.value_dim) * each_bytes
 
 
 def _spared_bytes(workload: Workload) -> int:
-    """Bytes by which `cache_bytes` is below those of all S keys and values in the workload's dtype; 0 if no batch."""
+    """Return the bytes of all S keys and values in the workload's dtype, less `cache_bytes`; 0 without a batch."""
     if not workload.requests:
         return 0
     each_bytes = workload.num_kv_heads * (workload.head_dim + workload.value_dim) * DTYPE_BYTES[workload.dtype]
@@ -122,18 +122,18 @@ def _has_backward(workload: Workload) -> bool:
 
 
 def _tokens(workload: Workload) -> tuple[int, int]:
-    """The numbers of query and key tokens in the whole batch."""
+    """Return the numbers of query and key tokens in the whole batch."""
     return workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
 
 
 def _fewest_tokens(workload: Workload) -> tuple[int, int]:
-    """Lower bounds on the queries and keys in visible pairs: a query has at most S pairs, and a key at most T."""
+    """Return lower bounds on the queries and keys in visible pairs: a query has at most S pairs, a key at most T."""
     pairs = visible_pairs(workload)
     return -(-pairs // workload.kv_len), -(-pairs // workload.seq_len)
 
 
 def _projection_products(workload: Workload, queries: int, keys: int) -> int:
-    """Multiply-adds of the projections of `queries` and `keys` tokens: to heads, and back to the width D."""
+    """Return the multiply-adds of the projections of `queries` and `keys` tokens: to heads, and back to width D."""
     if workload.scope == "attention":
         return 0
     tokens_of_heads = queries * workload.num_heads + keys * workload.num_kv_heads  # (query, output), (key, value)
@@ -141,7 +141,7 @@ def _projection_products(workload: Workload, queries: int, keys: int) -> int:
 
 
 def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) -> int:
-    """Numbers moved by a pass that reads `queries` and `keys` tokens and writes all outputs, or all gradients."""
+    """Count the numbers that a pass moves: it reads `queries` and `keys` tokens and writes all outputs or gradients."""
     all_queries, all_keys = _tokens(workload)
     of_output = workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
     read = input_numbers(workload, queries, keys)
@@ -151,7 +151,7 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
 
 
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:
-    """Numbers in the inputs for `queries` query and `keys` key tokens, the weights of scope `module`, and the operands.
+    """Count the numbers in the inputs: `queries` query and `keys` key tokens, operands, and weights of scope `module`.
 
     Values that are part of the keys (layout value_in_key) are not counted again.
     """

@@ -10,20 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-Row = dict[str, int]  # the index of each axis's chosen value, by axis
-Item = tuple[str, int]  # an axis, and the index of a value
+Row = dict[str, int]  # index of the chosen value, by axis
+Item = tuple[str, int]  # an axis, and the index of one of its values
 
 
 def pairs(row: Row) -> Iterator[tuple[Item, Item]]:
-    """Every pair of values in a row that has values of some or all axes."""
+    """Yield every pair of items in a row, which may lack some axes."""
     return itertools.combinations(sorted(row.items()), 2)
 
 
 def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Combinations of at least two axes that contain every possible pair of values at least once.
+    """Return combinations of values of at least two axes that contain every possible pair of values at least once.
 
-    `is_possible` is called with values of some axes, always including axes with a single value, and with whole
-    combinations. A pair that fits into no combination is left out.
+    `is_possible` is called with whole combinations, and with combinations of some axes only, which always include the
+    axes with a single value. A pair that fits into no possible combination is left out.
     """
     constant = {axis: 0 for axis, values in axes.items() if len(values) == 1}
     order = sorted(axes, key=lambda axis: (-len(axes[axis]), axis))
@@ -40,7 +40,7 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
         return {axis: axes[axis][place] for axis, place in row.items()}
 
     def completed(row: Row) -> Row | None:
-        """Complete the row by values that add most missing pairs, the least used first; None if it is impossible."""
+        """Add values of the other axes, first those with most missing pairs, then the least used; None if it fails."""
         if not is_possible(valued(row)):
             return None
         if len(row) == len(axes):

@@ -14,7 +14,7 @@ import msgspec
 from attnbench.workloads.models import Layer, Model, names, preset
 from attnbench.workloads.workload import DTYPES
 
-# The names of a fact's field in configurations; the first that is there counts. LATENT needs all of its fields.
+# Each tuple has the names of one fact in configurations, of which the first that is present counts. LATENT needs all.
 HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "attention_heads")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
@@ -22,7 +22,7 @@ HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim")
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-USUAL_CONTEXT = 2048  # the context length of a configuration that names none
+USUAL_CONTEXT = 2048  # context length in tokens of a configuration that names none
 ENCODERS = {
     *("albert", "bert", "camembert", "clip_vision_model", "deberta", "deberta-v2", "deit", "dinov2", "distilbert"),
     *("electra", "esm", "hubert", "modernbert", "mpnet", "roberta", "siglip_vision_model", "vit", "vit_mae"),
@@ -63,17 +63,17 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         return given
     try:
         made = CONFIG_MAPPING[given["model_type"]](**given).to_dict()
-    except Exception:  # noqa: BLE001 - the file's own values are used
+    except Exception:  # noqa: BLE001 - the file is used as it is
         return given
     return {**made, **{field: value for field, value in given.items() if not isinstance(value, dict)}}
 
 
 def described(config: Mapping[str, Any], name: str, source: str) -> Model:
-    """The model that the contents of a config.json describe; `source` is the file's name for messages.
+    """Return the model that the contents of a config.json describe; `source` is the file's name for messages.
 
     Raises:
         ValueError: it is an encoder with a decoder, has layers of an unknown kind, or lacks fields; the message names
-            those that were searched for.
+            the fields that may give the missing fact.
     """
     nested = next((config[field] for field in NESTED if isinstance(config.get(field), Mapping)), None)
     if nested is not None and _first(config, HEADS) is None:
@@ -104,7 +104,7 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
 
 
 def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, is_encoder: bool) -> list[Layer]:  # noqa: FBT001 - a private helper
-    """One entry for each kind of layer in the model: full, windowed or chunked."""
+    """Return a Layer for each kind of layer in the model: full, windowed or chunked."""
     is_shared = config.get("multi_query") and not config.get("new_decoder_architecture")
     shared = 1 if is_shared else _first(config, KV_HEADS) or heads
     axes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": shared, "head_dim": head_dim}
@@ -123,7 +123,7 @@ def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, is_encod
 
 
 def _latent(config: Mapping[str, Any], heads: int) -> Layer:
-    """DeepSeek's latent attention: keys have a plain and a rotary part; for decoding, a key contains its value."""
+    """Return a layer of DeepSeek's latent attention: keys have a rotary part, and in decoding contain the value."""
     latent, plain, rotary, value_dim = (int(config[field]) for field in LATENT)
     width = plain + rotary
     axes = {"num_heads": heads, "head_dim": width, "value_dim": value_dim, "scale": width**-0.5}
@@ -132,7 +132,7 @@ def _latent(config: Mapping[str, Any], heads: int) -> Layer:
 
 
 def _first(config: Mapping[str, Any], fields: Sequence[str]) -> int | None:
-    """The first of `fields` that holds a whole number above 0."""
+    """Return the value of the first of `fields` that is a whole number above 0, or None."""
     values = (config.get(field) for field in fields)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
@@ -146,7 +146,7 @@ def _is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """The distinct kinds of the model's layers."""
+    """Return the distinct kinds of the model's layers."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and kinds:
         return [*dict.fromkeys(kinds)]
@@ -158,7 +158,7 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
 
 
 def _local(config: Mapping[str, Any], kind: str, *, is_encoder: bool) -> dict[str, Any]:
-    """The fields of a Layer that describe the visible keys of a kind of layer."""
+    """Return the fields of a Layer that describe which keys are visible in a kind of layer."""
     if kind == FULL:
         return {}
     if kind == CHUNKED:

@@ -1,11 +1,11 @@
 """Masks: visible keys of each query, score changes, and exact counts of visible pairs. Does not import torch.
 
-A mask is one class. Its rules use only operators shared by numpy arrays and torch tensors, so the dense form, a single
-tile and a compiled kernel's predicate all come from the same line (docs/adr/0002-mask-is-a-rule.md).
+A mask is one class. Its rules use only operators that numpy arrays and torch tensors share. So one line of code gives
+the dense mask, a single tile and the predicate of a compiled kernel (docs/adr/0002-mask-is-a-rule.md).
 
 If T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
 scaled_dot_product_attention) or from the end (bottom-right, as in decoding with a cache): `Mask.is_at_end`. `at_end`
-makes the second kind of mask, NAME_bottom_right, from the first.
+creates the second kind of mask, NAME_bottom_right, from the first.
 """
 
 import functools
@@ -21,13 +21,13 @@ import numpy.typing as npt
 from attnbench.units import did_you_mean
 
 LARGEST = 2**31  # largest length, count or argument of a mask
-COUNTED_AT_ONCE = 2**24  # numbers of a dense mask that are created at once, to limit memory
+COUNTED_AT_ONCE = 2**24  # most elements of a dense mask that are created at once, to limit memory
 
 Array = Any  # the operand of a rule: a numpy array or a torch tensor, used through operators that both have
 Table = Any
-"""The lookup table of a rule: integers as a numpy array or torch tensor, one number, None, or a tuple of these."""
+"""The lookup table of a rule: a numpy array or torch tensor of integers, a number, None, or a tuple of such tables."""
 Span = tuple[Array | None, Array | None]
-"""The first and last visible key of a query; None means no limit on that side."""
+"""The first and the last visible key of a query; None means no limit on that side."""
 Numbers = npt.NDArray[np.int64]
 
 
@@ -35,21 +35,21 @@ class Mask:
     """The mask `none`: every key is visible and keeps its score. Base class of all other masks.
 
     A mask that hides keys overrides `span`. If a query's visible keys are not contiguous, `span` returns None and
-    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias` or `transform`. One
-    with a learned bias also sets `is_learned` and overrides `parameters`, `index` and `looked_up`. Sizes are B (batch),
-    T (query length) and S (key length) throughout.
+    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias` or `transform`. A
+    mask with a learned bias also sets `is_learned` and overrides `parameters`, `index` and `looked_up`. In all methods,
+    `batch_size` is B, `query_len` is T and `key_len` is S.
     """
 
     name: str = "none"
     summary: str = "every key is visible"  # in a subclass, by default the first line of its docstring
     usage: ClassVar[str] = "none"  # how users write the mask; in a subclass, by default its name
-    num_arguments: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most
+    num_arguments: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most arguments
     argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # smallest and largest value of an argument
     changes_scores: bool = False
     is_additive: bool = True  # False: the change depends on the score, so no bias can express it
     is_learned: bool = False  # the mask adds numbers from tensors that are inputs of the call
     is_at_end: bool = False  # a query's position is counted from the end
-    has_lengths: bool = False  # the arguments are lengths that fit only some sizes
+    has_lengths: bool = False  # its arguments are lengths, which fit only some sizes
 
     def __init_subclass__(cls) -> None:
         own = vars(cls)
@@ -68,7 +68,7 @@ class Mask:
         self.require(fewest <= len(arguments) <= most and all(lowest <= number <= highest for number in arguments))
 
     def __str__(self) -> str:
-        """The text that `parse_mask` reads back."""
+        """Return the text that `parse_mask` parses to this mask."""
         return f"{self.name}({','.join(map(str, self.arguments))})" if self.arguments else self.name
 
     @property
@@ -84,7 +84,7 @@ class Mask:
 
     @property
     def hides(self) -> bool:
-        """Whether the mask may hide keys, as all that override `span` do."""
+        """Whether the mask may hide keys, as every mask does that overrides `span`."""
         return type(self).span is not Mask.span
 
     @property
@@ -96,28 +96,28 @@ class Mask:
         """Raise ValueError if the arguments do not fit the sizes."""
 
     def require(self, holds: bool, **sizes: int) -> None:  # noqa: FBT001 - as `assert` takes it
-        """Raise ValueError unless `holds` is true; the message names the `sizes`."""
+        """Raise ValueError unless `holds` is true; the message includes the `sizes`."""
         if not holds:
             given = " with " + ", ".join(f"{name}={size}" for name, size in sizes.items()) if sizes else ""
             raise ValueError(f"mask={self}{given} is not allowed: write it as {self.usage}")
 
     def place(self, query: Array, offset: int) -> Array:
-        """The position of `query` among the keys, from the start or the end as the mask counts; `offset` is S - T."""
+        """Return the position of `query` among the keys, counted from the end if `is_at_end`; `offset` is S - T."""
         return query + offset if self.is_at_end else query
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
-        """The lookup table that `span` and `sees` get; None if they need none."""
+        """Return the lookup table that `span` and `sees` get; None if they need none."""
         return None
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
-        """The first and last key that `query` sees in that batch row, elementwise; `offset` is S - T.
+        """Return the first and last key that `query` sees in batch row `batch`, elementwise; `offset` is S - T.
 
-        None if the visible keys are not contiguous; `sees` then decides for each key.
+        Return None if the visible keys are not contiguous; `sees` then decides for each key.
         """
         return None, None
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Whether `query` sees `key` in that batch row, elementwise. By default, whether `key` lies in the `span`."""
+        """Return whether `query` sees `key` in batch row `batch`, elementwise; by default, if `span` includes it."""
         span = self.span(batch, query, table, offset)
         assert span is not None
         first, last = span
@@ -125,38 +125,38 @@ class Mask:
         return seen if first is None else seen & (first <= key)
 
     def per_head(self, num_heads: int) -> npt.NDArray[Any]:
-        """The number that is passed to `bias` for each head (H,); by default the head's index."""
+        """Return the number that `bias` gets for each head (H,); by default the head's index."""
         return np.arange(num_heads)
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
-        """The number that an additive mask adds to the score of `query` and `key`, elementwise.
+        """Return the number that an additive mask adds to the score of `query` and `key`, elementwise.
 
-        It is the same in every batch row. `per_head` is the head's number from the method of that name. Hidden keys get
-        -inf after all changes.
+        It is the same in every batch row. `per_head` is the head's number from the method `per_head`, and `offset` is
+        S - T. Hidden keys get the score -inf after all changes.
         """
         return key * 0.0
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of a learned bias's tensors by name, at sizes (B, T, S)."""
+        """Return the shapes of the tensors of a learned bias, by name, at sizes (B, T, S)."""
         return {}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The indices into a learned bias's table, after that of the head: elementwise integers; `offset` is S - T."""
+        """Return the indices into a learned bias's table that follow the head's, elementwise; `offset` is S - T."""
         return ()
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The numbers that a learned bias adds, from its parameters `tables`, by name, at the indices `index`.
+        """Return the numbers that a learned bias adds to scores: those of its parameters `tables` at `index`.
 
-        `places` are indices of batch rows, heads and queries, which broadcast with each other and with `index`.
+        `places` are the indices of batch row, head and query, which broadcast with each other and with `index`.
         """
         return 0.0
 
     def transform(self, score: Array) -> Array:
-        """The changed score (a torch tensor) of a mask that is not additive, elementwise."""
+        """Return the score (a torch tensor) as changed by a mask that is not additive, elementwise."""
         return score
 
     def seen_keys(self, batch_size: int, query_len: int, key_len: int) -> tuple[Numbers, Numbers, Numbers]:
-        """The first and last key that each query sees, and its number of keys, each (B, T); 0, S - 1, 0 if none."""
+        """Return each query's first and last visible key and number of keys, each (B, T); 0, S - 1, 0 without keys."""
         sizes, end = (batch_size, query_len, key_len), key_len - 1
         rows, queries = np.arange(batch_size)[:, None], np.arange(query_len)
         span = self.span(rows, queries, self.table(*sizes), key_len - query_len)
@@ -173,21 +173,21 @@ class Mask:
         return np.where(number > 0, first, 0), np.where(number > 0, last, end), number
 
     def num_visible(self, batch_size: int, query_len: int, key_len: int) -> int:
-        """The exact number of visible (batch, query, key) triples of one head."""
+        """Return the exact number of visible (batch row, query, key) triples of one head."""
         return int(self.seen_keys(batch_size, query_len, key_len)[-1].sum())
 
     def has_empty_rows(self, batch_size: int, query_len: int, key_len: int) -> bool:
-        """Whether some query sees no key."""
+        """Return whether some query sees no key."""
         return bool((self.seen_keys(batch_size, query_len, key_len)[-1] == 0).any())
 
     def at_other_length(self) -> "Mask":
-        """The mask for other sizes: without its lengths as arguments, or unchanged if it has none."""
+        """Return the mask for other sizes: without its arguments if they are lengths, or else unchanged."""
         return type(self)() if self.has_lengths else self
 
     def dense(
         self, batch_size: int, query_len: int, key_len: int, rows: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """The dense form (B, T, S), True where a key is visible; with `rows` (R,), only those queries (B, R, S)."""
+        """Return the mask (B, T, S), True where a key is visible; with `rows` (R,), of these queries: (B, R, S)."""
         chosen = np.arange(query_len) if rows is None else rows
         batch = np.arange(batch_size)[:, None, None]
         query = chosen[None, :, None]
@@ -201,7 +201,7 @@ AT_END = "_bottom_right"
 
 
 def at_end(kind: type[Mask]) -> type[Mask]:
-    """Make the mask NAME_bottom_right, in which the last query has the position of the last key.
+    """Create the mask NAME_bottom_right from a mask: its last query has the position of the last key.
 
     If T > S, the first T - S queries may then see no key.
     """
@@ -252,12 +252,12 @@ class Prefix(Mask):
     num_arguments = (1, 1)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
-        rest = self.arguments[0] - 1 - query  # the prefix after its own position
+        rest = self.arguments[0] - 1 - query  # keys of the prefix after its own position
         return None, query + rest * (rest > 0)
 
 
 class Padding(Mask):
-    """Batch row b sees its first lengths[b] keys; without lengths the rows keep half to nearly all, in no order."""
+    """Batch row b sees its first lengths[b] keys; without lengths, half to nearly all of the keys, unsorted."""
 
     name = "padding"
     usage = "padding or padding(len,len,...) with one length for each batch row, none above kv_len"
@@ -269,16 +269,16 @@ class Padding(Mask):
         self.require(fits, batch_size=batch_size, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The lengths (B,).
+        """Return the lengths (B,), which are unsorted by default.
 
-        By default they are unsorted. With three rows or more, the permutation that sorts them is not its own inverse,
-        so that code that sorts rows, and applies that permutation again to restore them, gives a wrong answer.
+        With three rows or more, the permutation that sorts them is not its own inverse. So the check finds code that
+        sorts the rows, and applies the same permutation again to restore their order.
         """
         falling = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
         return np.asarray(self.arguments or falling[1:] + falling[:1], dtype=np.int64)
 
     def lengths(self, batch_size: int, query_len: int, key_len: int) -> Numbers:
-        """The number of keys of each batch row (B,)."""
+        """Return the number of keys of each batch row (B,)."""
         return self.table(batch_size, query_len, key_len)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
@@ -286,13 +286,13 @@ class Padding(Mask):
 
 
 class PaddingToNothing(Padding):
-    """As padding, and the last batch row sees no key: its output is 0."""
+    """As padding, but the last batch row sees no key, so that its output is 0."""
 
     name = "padding_to_nothing"
     num_arguments = (0, 0)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The lengths (B,); the last is 0."""
+        """Return the lengths (B,), of which the last is 0."""
         lengths = super().table(batch_size, query_len, key_len).copy()
         lengths[-1] = 0
         return lengths
@@ -335,10 +335,10 @@ ChunksBottomRight = at_end(Chunks)
 
 
 class Ragged(Mask):
-    """Batch row b has lengths[b] keys, and its queries are the last T of them, causal.
+    """Batch row b has lengths[b] keys; its queries have the last T positions of these, and are causal.
 
-    Without lengths, they are spread from a quarter of S to S, in no order, and are at least T. With one query the mask
-    equals `padding` with the same lengths. Source: `cache_seqlens` of flash_attn_with_kvcache,
+    Without lengths as arguments, the lengths are from a quarter of S to S, unsorted, and at least T. With one query the
+    mask equals `padding` with the same lengths. Source: `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
     """
 
@@ -353,11 +353,11 @@ class Ragged(Mask):
         self.require(fits, batch_size=batch_size, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The position of each row's first query (B,)."""
+        """Return the position of the first query of each batch row (B,)."""
         return self.lengths(batch_size, query_len, key_len) - query_len
 
     def lengths(self, batch_size: int, query_len: int, key_len: int) -> Numbers:
-        """The number of keys of each batch row (B,)."""
+        """Return the number of keys of each batch row (B,)."""
         shortest = max(query_len, key_len // 4)
         falling = [key_len - row * (key_len - shortest) // max(1, batch_size - 1) for row in range(batch_size)]
         return np.asarray(self.arguments or falling[1:] + falling[:1], dtype=np.int64)
@@ -367,7 +367,7 @@ class Ragged(Mask):
 
 
 class Document(Mask):
-    """Packed documents of the given lengths; a query sees its own document; without lengths, two halves."""
+    """Packed documents of the given lengths, or two halves; a query sees only the keys of its own document."""
 
     name = "document"
     usage = "document or document(len,len,...) whose lengths add up to seq_len, with kv_len=seq_len"
@@ -379,7 +379,7 @@ class Document(Mask):
         self.require(query_len == key_len and is_full, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """The first and last position of each position's document, both (S,)."""
+        """Return the first and the last position of the document of each position, both (S,)."""
         lengths = np.asarray(self.arguments or (key_len - key_len // 2, key_len // 2))
         ends = np.cumsum(lengths)
         return np.repeat(ends - lengths, lengths), np.repeat(ends - 1, lengths)
@@ -391,14 +391,14 @@ class Document(Mask):
 LOW_31 = 2**31 - 1
 PERCENT = 100
 LARGEST_BIAS = 4.0
-BIAS_BITS = 24  # an additive bias uses all digits of float32, so rounding it to fewer bits changes the answer
+BIAS_BITS = 24  # an additive bias uses all digits of float32, so that rounding it changes the answer
 
 
 def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
-    """Pseudo-random integers from 0 to 2^31 - 1, one for each triple of integers, elementwise.
+    """Return pseudo-random integers from 0 to 2^31 - 1, one for each triple of integers, elementwise.
 
-    Multiply and shift after each of the three, as in the final mix of MurmurHash3
-    (https://github.com/aappleby/smhasher/wiki/MurmurHash3); no product reaches 2^62.
+    Each of the three is added and then mixed in by products and shifts, as in the last step of MurmurHash3
+    (https://github.com/aappleby/smhasher/wiki/MurmurHash3). No product reaches 2^62.
     """
     mixed: Array = seed
     for number in (first, second, third):
@@ -409,7 +409,7 @@ def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
 
 
 class Boolean(Mask):
-    """Each query sees about p percent of the keys, drawn for each batch row, and always key i mod S."""
+    """Query i sees key i mod S and about p percent of the other keys, drawn at random in each batch row."""
 
     name = "boolean"
     usage = "boolean(p) or boolean(p,seed), p from 0 to 100"
@@ -443,11 +443,11 @@ class Additive(Mask):
 
 
 STEEPEST = 8.0
-"""The slope of the last of 2^n heads is 2^-8; the first one's is 2^(-8/2^n), and the others' are powers of this."""
+"""Slopes of ALiBi: of 2^n heads, the first has the slope 2^(-8/2^n), the others have its powers, the last has 2^-8."""
 
 
 class Alibi(Mask):
-    """Query i takes slope * |i-j| from its score for key j, slopes 2^(-8h/H) (ALiBi), aligned at the start.
+    """Subtracts slope * |i-j| from the score of query i and key j, slopes 2^(-8h/H) (ALiBi), aligned at the start.
 
     The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
     Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
@@ -458,7 +458,7 @@ class Alibi(Mask):
     changes_scores = True
 
     def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
-        """The slopes (H,): geometric for a power of 2, otherwise extended by every other slope of the next power."""
+        """Return the slopes (H,): a geometric series for a power of 2, else plus every other one of the next power."""
         whole = 2 ** int(math.log2(num_heads))
         head, more = np.arange(1, whole + 1), np.arange(num_heads - whole)
         exponents = np.concatenate([head * STEEPEST / whole, (2 * more + 1) * STEEPEST / (2 * whole)])
@@ -476,7 +476,7 @@ class RelativeBuckets(Mask):
     """Adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions.
 
     Half of the n buckets are for keys up to the query's position and half for keys after it, as in T5's encoder. In
-    each half, the first buckets hold a single distance; the widths of the others grow geometrically up to `farthest`,
+    each half, the first buckets have a single distance; the widths of the others grow geometrically up to `farthest`,
     and all larger distances share the last bucket.
     Source: T5, https://arxiv.org/abs/1910.10683, section 2.1, and `_relative_position_bucket` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/t5/modeling_t5.py
@@ -496,11 +496,11 @@ class RelativeBuckets(Mask):
         self.require(len(arguments) != 1 and self.num_buckets % 2 == 0 and 4 <= self.num_buckets < self.farthest)  # noqa: PLR2004
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """The shape of the only table, (H, n), by its name."""
+        """Return the shape (H, n) of the only table, by its name."""
         return {self.parameter: (num_heads, self.num_buckets)}
 
     def edges(self) -> list[int]:
-        """The first distance of each bucket in one direction, without the first bucket."""
+        """Return the first distance of each bucket in one direction, except the first bucket."""
         number = self.num_buckets // 2 if self.is_two_sided else self.num_buckets
         single = number // 2  # buckets of a single distance
         rest, reach = number - single, self.farthest / single
@@ -624,7 +624,7 @@ class Combined(Mask):
 
 
 def aligned_at_end(mask: Mask) -> Mask:
-    """The mask with each part aligned at the end (bottom-right).
+    """Return the mask with each part aligned at the end (bottom-right).
 
     Raises:
         ValueError: a part cannot be aligned at the end.
@@ -639,7 +639,7 @@ UNLIMITED = -1
 
 
 def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int] | None:
-    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None if it is not a window.
+    """Return the mask as a window (left, right), as FlashAttention takes it; None if it is not a window.
 
     Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 means no limit. A
     mask that is aligned at the start (top-left) is therefore a window only if both lengths are equal.
@@ -667,9 +667,9 @@ def not_a_window(mask: Mask, query_len: int, key_len: int) -> str | None:
 
 
 def masks() -> dict[str, type[Mask]]:
-    """Every named mask: `none`, then the others in alphabetical order."""
+    """Return every named mask: `none`, then the others in alphabetical order."""
     family = [Mask]
-    for mask in family:  # grows during the loop, until the last has no subclass
+    for mask in family:  # the list grows during the loop
         family += mask.__subclasses__()
     named = [mask for mask in family[1:] if mask.name and not issubclass(mask, Combined)]  # "": created by code only
     others = sorted(named, key=lambda mask: mask.name)
@@ -678,10 +678,10 @@ def masks() -> dict[str, type[Mask]]:
 
 @functools.lru_cache(maxsize=4096)
 def parse_mask(text: str) -> Mask:
-    """Parse `name`, `name(number,number,...)`, or several of these joined by +.
+    """Parse a mask: `name`, `name(number,number,...)`, or several of these joined by +.
 
     Raises:
-        ValueError: an unknown name or arguments that do not fit; the message lists the allowed ones.
+        ValueError: the name is unknown, or the arguments do not fit; the message lists the allowed masks.
     """
     known, parts = masks(), []
     for part in text.split(BETWEEN):

@@ -35,7 +35,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int = 1  # number of such layers in a preset, shown by `attnbench list models`
     phases: tuple[Phase, ...] = PHASES
-    window: int = 0  # a query sees its own position and window - 1 positions before it
+    window: int = 0  # a query sees its own position and the window - 1 positions before it
     chunk: int = 0  # a query sees its own chunk of this length
     softcap: int = 0
     axes: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def names() -> list[str]:
-    """The names of the presets."""
+    """Return the names of the presets, sorted."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
@@ -88,7 +88,7 @@ def preset(name: str) -> Model:
 
 
 def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
-    """The usual batch sizes and lengths of a model in a phase, each point as values of axes."""
+    """Return the usual batch sizes and lengths of a model in a phase, each combination as values of axes."""
     if model.kind == "encoder":
         return [{}]
     if phase == "prefill":
@@ -101,9 +101,9 @@ def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
 
 
 def workloads(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[Workload, ...]:
-    """The distinct workloads of a model in a phase.
+    """Return the distinct workloads of a model in a phase.
 
-    Settings (axis -> values as typed) override the model's values, in every combination.
+    `settings` (axis -> values as typed) override the model's values; all combinations of their values are used.
 
     Raises:
         ValueError: the model has no such phase, or a value is not allowed.
@@ -130,7 +130,7 @@ def _workload(model: Model, layer: Layer, phase: str, point: Mapping[str, Any], 
 
 
 def _mask(layer: Layer, query_len: int, key_len: int) -> str:
-    """The mask of a decoder's queries; a window or chunk at least as long as the keys is left out."""
+    """Return the mask of a decoder's queries; a window or chunk that is at least as long as the keys is left out."""
     end, parts = "" if query_len == key_len else "_bottom_right", list[str]()
     if 0 < layer.window < key_len:
         parts.append(f"sliding_window{end}({layer.window})")
@@ -142,7 +142,7 @@ def _mask(layer: Layer, query_len: int, key_len: int) -> str:
 
 
 def summarised(model: Model) -> str:
-    """The attention layers of a model as text: the number of layers of each shape H/G/K, as in "16 x 32/8/64"."""
+    """Summarise the attention layers of a model: the number of layers of each shape H/G/K, as in "16 x 32/8/64"."""
     counted = Counter[str]()
     for layer in model.layers:
         plain = {axis: value for axis, value in layer.axes.items() if axis in AXES and not axis.endswith("_len")}

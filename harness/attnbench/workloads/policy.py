@@ -29,9 +29,9 @@ _NAME = re.compile(r"\w+(\+\w+)?")
 Floats = NDArray[np.float64]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 ShapeKey = tuple[str, str, str, Literal["one", "many"], Literal["none", "causal", "other"], bool, int]
-"""The facts that two calls must share before a measurement of one applies to the other: the first seven of a `Row`."""
+"""The facts that two calls must share for a measurement of one to apply to the other: a `Row`'s first seven fields."""
 Shape = tuple[int, int, int, int]
-"""The sizes that define the distance between calls of one kind: the next four of a `Row`."""
+"""The sizes that define the distance between two calls that share these facts: the next four fields of a `Row`."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -114,8 +114,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"its columns are not {', '.join(Row.__struct_fields__)}")
 
     def choose(self, workload: Workload) -> str:
-        """The name of the implementation to call for query, key and value of that workload."""
-        rows, logs = self._kinds.get(shape_key_of(workload, self.num_threads), ((), np.empty((0, 4))))  # or no row
+        """Return the name of the implementation to call for query, key and value of that workload."""
+        rows, logs = self._kinds.get(shape_key_of(workload, self.num_threads), ((), np.empty((0, 4))))  # no row
         row = nearest(logs, logs_of([shape_of(workload)])[0]) if is_plain(workload) else None
         return OTHERWISE if row is None else rows[row].winner
 
@@ -157,19 +157,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def nearest(logs: Floats, point: Floats) -> int | None:
-    """The index of the nearest of `logs` (N, sizes) to `point` (sizes,); None if none is within REACH in each size."""
+    """Return the index of the nearest of `logs` (N, sizes) to `point` (sizes,) within REACH in each size, or None."""
     apart = np.abs(logs - point)
     near = np.flatnonzero((apart <= REACH).all(axis=1))
     return int(near[(apart[near] ** 2).sum(axis=1).argmin()]) if near.size else None
 
 
 def logs_of(shapes: Sequence[Shape]) -> Floats:
-    """The binary logarithms of shapes (N, sizes)."""
+    """Return the binary logarithms (N, sizes) of N shapes."""
     return np.log2(np.array(shapes, dtype=np.float64))
 
 
 def is_plain(workload: Workload) -> bool:
-    """Whether policies hold for a workload: attention of query, key and value (K = V) with only a mask and a scale."""
+    """Return whether policies apply to a workload: scope `attention`, K = V, and at most a mask and a scale."""
     usual = Workload()
     same = ("scope", "dropout", "rotary", "sinks", "batch", "float32_matmul_precision")
     return workload.value_dim == workload.head_dim and all(
@@ -178,7 +178,7 @@ def is_plain(workload: Workload) -> bool:
 
 
 def shape_key_of(workload: Workload, num_threads: int) -> ShapeKey:
-    """The kind of a workload's call. If the workload sets no number of threads, `num_threads` is used."""
+    """Return the kind of a workload's call; `num_threads` counts if the workload sets no number of threads."""
     return (
         workload.device.partition(":")[0],
         workload.dtype,
@@ -191,5 +191,5 @@ def shape_key_of(workload: Workload, num_threads: int) -> ShapeKey:
 
 
 def shape_of(workload: Workload) -> Shape:
-    """The sizes of a workload's call: (B * H, T, S, K)."""
+    """Return the sizes of a workload's call: (B * H, T, S, K)."""
     return workload.batch_size * workload.num_heads, workload.seq_len, workload.kv_len, workload.head_dim

@@ -1,4 +1,4 @@
-"""A sweep: TOML that names axes and their values and expands to workloads; `--set axis=value,value` narrows it."""
+"""A sweep: a TOML file of axes and values, which expands to workloads; `--set axis=value,value` narrows it."""
 
 import itertools
 import math
@@ -27,10 +27,10 @@ SMALLEST_EFFECT = 0.02
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of a sweep file. Each table of `grid` is a product of its axes; an axis has a value or a list.
 
-    Axes whose values belong together are a list of tables under any other name, as in `lengths = [{ seq_len = 1, kv_len
-    = 131 }, { seq_len = 67 }]`. With `cover = "pairs"` a grid is not the whole product but a few combinations in which
-    any two values occur together. A grid's own `leave_out` lists implementations that take part there only if they are
-    named.
+    If the values of several axes belong together, they form a list of tables under any other name, as in
+    `lengths = [{ seq_len = 1, kv_len = 131 }, { seq_len = 67 }]`. With `cover = "pairs"` a grid is not the whole
+    product but a few combinations in which any two values occur together. `leave_out` in a grid lists implementations
+    that take part in that grid only if the user names them.
     """
 
     summary: str
@@ -41,7 +41,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metrics: tuple[str, ...] = ("latency", "peak_memory")
     implementations: tuple[str, ...] = ()  # empty: all
     baseline: str = "sdpa"  # the implementation that others are compared with
-    leave_out: tuple[str, ...] = ()  # implementations that take part only if they are named
+    leave_out: tuple[str, ...] = ()  # implementations that take part only if the user names them
     allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
     of_pages: str = ""  # name of another sweep for implementations that read pages, if this one has no pages
@@ -49,7 +49,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def names() -> list[str]:
-    """The names of the bundled sweeps."""
+    """Return the names of the bundled sweeps, sorted."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
@@ -90,9 +90,9 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
 
 
 def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """The workloads that `--set` without `--sweep` names, in order; other axes are as in `sweep.alone` or by default.
+    """Return the workloads of `--set` without `--sweep`, in order; other axes have the value in `alone` or the default.
 
-    `devices` are the machine's; without a device among the settings and in `sweep.alone`, the last one is used.
+    `devices` are those of the machine. The last one is used if neither the settings nor `sweep.alone` name a device.
 
     Raises:
         ValueError: see `workloads`.
@@ -109,9 +109,10 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
 
 
 def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """The distinct workloads of the sweep that match the settings, in order.
+    """Return the distinct workloads of the sweep that match the settings, in order.
 
-    The device, and each axis that no grid names, is set to all values of its setting; the device `all` means `devices`.
+    Settings of the device, and of axes that no grid names, replace the values of these axes; other settings select
+    among the values in the grids. The device `all` means `devices`.
 
     Raises:
         ValueError: an unknown axis, a value or combination that is not allowed or not in the sweep, or no workload.
@@ -136,9 +137,9 @@ def _has_one_of(workload: Workload, axis: str, values: Iterable[object]) -> bool
 
 
 def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """For each implementation in a `leave_out`, by name, the ids of the workloads in which it does not take part.
+    """Return, by implementation in a `leave_out`, the ids of the workloads in which it does not take part.
 
-    A workload of several matching grids is left out only if all of them leave the implementation out.
+    If a workload is in several grids, it is left out only if all of these grids leave the implementation out.
 
     Raises:
         ValueError: see `workloads`; or a `leave_out` is not a list of names.
@@ -159,9 +160,9 @@ def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str
 def _grids(
     sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]
 ) -> list[tuple[dict[str, Any], Values]]:
-    """Each grid with the values of its axes, plus the settings of axes that no grid names.
+    """Return each grid with the values of its axes, plus the settings of axes that no grid names.
 
-    In a grid with `cover = "pairs"`, one axis stands for all others but the device; its values are the combinations.
+    In a grid with `cover = "pairs"`, one axis replaces all axes but the device; its values are the combinations.
     """
     named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
     more = {axis: values for axis, values in settings.items() if axis not in named}
@@ -179,14 +180,14 @@ def _grids(
 
 
 def _axes_of(grid: Mapping[str, Any]) -> set[str]:
-    """The axes that a grid names, including those in its tables."""
+    """Return the axes that a grid names, including those in its tables."""
     tables = [table for values in grid.values() if isinstance(values, list) for table in values]
     inner = {axis for table in tables if isinstance(table, dict) for axis in table}
     return {axis for axis in grid if axis in AXES} | inner
 
 
 def _flat(combination: Mapping[str, Any]) -> dict[str, Any]:
-    """The combination with tables replaced by their axes."""
+    """Return the combination with its tables replaced by their axes."""
     flat: dict[str, Any] = {}
     for axis, value in combination.items():
         flat |= _flat(value) if isinstance(value, dict) else {axis: value}
@@ -194,7 +195,7 @@ def _flat(combination: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_kept(combination: Mapping[str, Any]) -> bool:
-    """Whether a workload with exactly these values exists."""
+    """Return whether a workload with exactly these values exists."""
     try:
         workload = make(_flat(combination))
     except ValueError:
@@ -202,8 +203,8 @@ def _is_kept(combination: Mapping[str, Any]) -> bool:
     return all(getattr(workload, axis) == value for axis, value in _flat(combination).items())
 
 
-def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as typed
-    """Whether a workload has that value of an axis; false if it cannot have the value."""
+def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as the user typed it
+    """Return whether a workload has that value of an axis; false if it cannot have the value."""
     try:
         return make(workload.axes() | {axis: value}) == workload
     except ValueError:
@@ -211,7 +212,7 @@ def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - a
 
 
 def _products(grids: list[Values]) -> tuple[Workload, ...]:
-    """The distinct workloads of all grids."""
+    """Return the distinct workloads of all grids."""
     counts = [math.prod(map(len, values.values())) for values in grids]  # before any is created: there may be 10^9
     if sum(counts) > MAX_WORKLOADS:
         largest = grids[counts.index(max(counts))]
@@ -229,7 +230,7 @@ def _products(grids: list[Values]) -> tuple[Workload, ...]:
 
 
 def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> Values:
-    """The distinct values of each axis of a grid, with the device `all` replaced by `devices`."""
+    """Return the distinct values of each axis of a grid, with the device `all` replaced by `devices`."""
     values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
     require_known("axis", [axis for axis, each in values.items() if not _are_combinations(each)], AXES)
     if "device" in values:

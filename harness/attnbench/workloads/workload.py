@@ -64,7 +64,7 @@ FOLLOWS = {
     "value_dim": "head_dim",
     "embed_dim": "num_heads * head_dim",
 }
-"""Axes that follow from others if given as 0, and their values then."""
+"""Axes whose value 0 means that they follow from other axes, and how they follow."""
 SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
 """Axes that are sizes: batch, lengths, numbers of heads, and widths."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
@@ -89,7 +89,7 @@ _ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")
 
 
 def rotary_text(style: str, base: float) -> str:
-    """The text of a rotary embedding, as in "halves(1000000)", which can be read again without a lost digit."""
+    """Return the text of a rotary embedding, as in "halves(1000000)"; parsing it again loses no digit of the base."""
     return f"{style}({int(base) if base.is_integer() else base})"
 
 
@@ -114,10 +114,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dropout: float = 0.0
     direction: str = "forward"
     scope: str = "attention"
-    bias: str = "all"  # projections with a bias: all, none, qkv, qv, qv+out; scope attention has none: always all
+    bias: str = "all"  # projections with a bias: all, none, qkv, qv, qv+out; always all in scope attention
     num_threads: int = 0  # 0: one per physical core
     seed: int = 0
-    layout: str = "contiguous"  # memory layout of query, key and value; scope module makes its own: always contiguous
+    layout: str = "contiguous"  # memory layout of query, key and value; always contiguous in scope module
     float32_matmul_precision: str = "highest"  # as in torch.set_float32_matmul_precision; for float32 only
     scale: float = 0.0  # factor of the products of query and key; 0: 1 / sqrt(head_dim)
     rotary: str = "none"  # halves(BASE) or interleaved(BASE): query and key are rotated by their positions
@@ -146,7 +146,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         msgspec.structs.force_setattr(self, "mask", str(mask))
 
     def _require_allowed_values(self) -> None:
-        """Check the value of each axis by itself, and the precision against the dtype."""
+        """Check the value of each axis on its own, and whether the matmul precision fits the dtype."""
         axes = msgspec.structs.asdict(self)
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),
@@ -251,7 +251,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def id(self) -> str:
-        """A stable name, usable as a path: the leading axes always, the others if they differ from the default.
+        """A stable name, usable as a path: the axes in HEAD_AXES, and other axes if they differ from their default.
 
         `padding(3,4)` becomes padding.3.4; a value that is too long is truncated and ends in a digest.
         """
@@ -302,12 +302,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def window(self) -> int:
-        """The number of keys up to its own that a query sees if the mask is `sliding_window` alone; else 0."""
+        """The number of keys, its own included, that a query sees if the mask is `sliding_window` alone; else 0."""
         mask = parse_mask(self.mask)
         return mask.arguments[0] if type(mask) is SlidingWindow else 0
 
     def groups(self) -> "dict[Request, Workload]":
-        """For each distinct request with new tokens, the dense workload of all requests equal to it, as batch rows."""
+        """Return, by distinct request with new tokens, the dense workload with all equal requests as batch rows."""
         counts = Counter(each for each in self.requests if each.new)
         dense = {"batch": NO_BATCH, "page_size": 0, "shared_prefix": 0, "cache_dtype": SAME}
         return {
@@ -345,9 +345,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
-        """The workload with `length` as its longer length, the other one in proportion, and a mask that fits them.
+        """Return the workload with `length` as its longer length, the other in proportion, and a mask that fits both.
 
-        In a batch of requests, `length` is the number of keys of the longest one, and all are scaled in proportion.
+        In a batch of requests, the longest request gets `length` keys, and the others are scaled in proportion.
         """
         if self.requests:
             batch = at_longest(self.requests, length)
@@ -359,7 +359,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
 
     def with_axes(self, axes: Mapping[str, int | float | str]) -> "Workload":
-        """The workload with other values of these axes; an axis with its value of FOLLOWS follows the new values.
+        """Return the workload with other values of these axes; axes that followed from others (FOLLOWS) do so again.
 
         Raises:
             ValueError: a value or a combination is not allowed.
@@ -369,14 +369,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, **(kept | dict(axes)))
 
     def axes(self) -> dict[str, int | float | str]:
-        """Every axis and its value, in the order of the fields."""
+        """Return every axis and its value, in the order of the fields."""
         return msgspec.structs.asdict(self)
 
 
 def dense_mask(request: Request, window: int = 0) -> str:
-    """The mask of a dense call on one request: a single query sees every key, several are causal, aligned at the end.
+    """Return the mask of a dense call on one request: causal, aligned at the end; a single query sees every key.
 
-    With a `window` above 0, a query sees only that many keys up to its own.
+    With a `window` above 0, a query sees only the last `window` keys up to its own.
     """
     at_end = "" if request.new == request.total else "_bottom_right"
     if window:
@@ -386,7 +386,7 @@ def dense_mask(request: Request, window: int = 0) -> str:
 
 @lru_cache(maxsize=4096)
 def _id(workload: Workload) -> str:
-    """The id, memoized because many rows share a workload."""
+    """Return the id, memoized because many rows of a table share a workload."""
     head = f"{workload.scope}-{workload.direction}-{workload.device.replace(':', '')}-{workload.dtype}"
     parts = [head, f"b{workload.batch_size}-t{workload.seq_len}-h{workload.num_heads}-k{workload.head_dim}"]
     axes = workload.axes()
@@ -401,7 +401,7 @@ def _id(workload: Workload) -> str:
 
 
 def following(axes: Mapping[str, Any]) -> dict[str, int]:
-    """For each axis in FOLLOWS, the value that it gets if it is given as 0, from the values `axes` of the others."""
+    """Return the values of the axes in FOLLOWS that follow from the values `axes` of the other axes."""
 
     def product(rule: str) -> int:
         return math.prod(axes[factor] for factor in rule.split(" * "))

@@ -1,7 +1,7 @@
-"""The corpus as a list of cases: tables of small sources, each tried in its own file.
+"""The corpus of cheats and contaminations, as a list of cases from tables of sources; each case runs in its own file.
 
 The ideas of many cases come from reports about public benchmarks: ScalingIntelligence/KernelBench 82 and 166,
-gpu-mode/reference-kernels 104, 159 and 162, gpu-mode/pygpubench 7, tensara/tensara 238. No source is theirs.
+gpu-mode/reference-kernels 104, 159 and 162, gpu-mode/pygpubench 7, tensara/tensara 238. No source is copied.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ SKIPPED, REPLACED, SABOTAGED, CHANGED, SHARED = (
     "shared tensors",
 )
 CONTROL, NUM_CONTROLS = "control", 8
-"""The honest candidate, judged like the others: if it is called affected, that is noise."""
+"""Group and number of the controls: cases whose candidate is the honest function, to show the noise of judgements."""
 WRAPPERS = {
     "import": """
 make_change()
@@ -73,7 +73,7 @@ def attend(query, key, value, *, mask=None):
     return result
 """,
 }
-"""How the candidate makes a change, by the moment."""
+"""Source of a candidate that makes a change, by the moment of the change."""
 ONCE = """
 changed = []
 
@@ -97,7 +97,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases() -> list[Case]:
-    """List the controls, and then every case, in the order of the tables."""
+    """List the controls, and then all other cases in the order of the tables."""
     controls = [
         Case(id=f"honest-{number}", group=CONTROL, does="Works honestly, and changes nothing.", source=clean())
         for number in range(1, NUM_CONTROLS + 1)
@@ -118,7 +118,7 @@ def prelude() -> str:
 
 
 def clean() -> str:
-    """Return the honest candidate."""
+    """Return the source of the honest candidate."""
     return f"{prelude()}\n\nattend = honest\n"
 
 
@@ -127,14 +127,14 @@ def _table(stem: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def _whole(stem: str, group: str) -> Iterator[Case]:
-    """Load the cases of a table, each with its whole source."""
+    """Load the cases of a table whose entries are whole sources."""
     for row in _table(stem)["case"]:
         source = f"{prelude()}\n{row['source']}"
         yield Case(id=row["id"], group=group, does=row["does"], source=source, settings=row.get("set", {}))
 
 
 def _changes(stem: str, group: str) -> Iterator[Case]:
-    """Build one case for each change, at its moment."""
+    """Build a case for each change in a table; its candidate makes the change at the moment `when`."""
     for row in _table(stem)["change"]:
         yield Case(
             id=f"{row['id']}@{row['when']}",

@@ -1,4 +1,4 @@
-"""The run that the tests of the gate compare others with."""
+"""The run with which the tests of the gate compare other runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Journals with edited events: the cases that a gate must handle, one change at a time."""
+"""Journals with changed events: the cases that a gate must handle, one change for each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +30,11 @@ FIRST = POINTS[0].id
 DIGESTS = {"sdpa": "11111111", "fused": "22222222", "bmm": "33333333"}
 
 Change = Callable[[Event], Event | None]
-"""A change of an event; None removes it."""
+"""Function that changes an event; None removes the event."""
 
 
 def run(folder: Path, *changes: Change, names: tuple[str, ...] = NAMES, **asked) -> Results:
-    """Write a run into `folder`, its events changed by each change in turn."""
+    """Write a run into `folder`, and apply each change to all of its events, one change after the other."""
     journals.write(folder, asked.pop("points", POINTS), names, **asked)
     return rewrite(folder, unprofiled, sources, *changes)
 
@@ -48,12 +48,12 @@ def rewrite(folder: Path, *changes: Change) -> Results:
 
 
 def unprofiled(event: Event) -> Event | None:
-    """Remove the profile: tests about operators add their own."""
+    """Remove the profile; tests about operators add their own."""
     return None if isinstance(event, CellProfiled) else event
 
 
 def sources(event: Event) -> Event:
-    """Give every implementation a source, and so a digest."""
+    """Give every implementation a digest, as if its source were known."""
     if isinstance(event, RunStarted):
         digests = {name: DIGESTS[name] for name in event.plan.implementations if name in DIGESTS}
         return msgspec.structs.replace(event, plan=msgspec.structs.replace(event.plan, digests=digests))
@@ -106,7 +106,7 @@ def untimed(event: Event) -> Event | None:
 
 
 def shaken(event: Event) -> Event:
-    """Multiply times other than the reference's by up to two either way, differently in each visit."""
+    """Multiply or divide all times but the reference's by up to 1.8, differently in each visit."""
     if not isinstance(event, VisitFinished):
         return event
     ratio = (1.0, 1.8, 1 / 1.8)[event.visit % 3]
@@ -126,7 +126,7 @@ def _without(event: Event, name: str) -> Event:
 
 
 def scales(name: str, ratio: float, workload: str | None = None, role: Role = Role.measured) -> Change:
-    """Multiply the time of the implementation, or of its A/A control."""
+    """Multiply the time of the implementation, or with another `role` of its A/A control."""
 
     def change(event: Event) -> Event:
         if isinstance(event, VisitFinished) and workload in {None, event.workload}:
@@ -158,12 +158,12 @@ def unread() -> Change:
 
 
 def executes(num_flops: int | None) -> Change:
-    """Set the FLOPs of a call of `fused` on the first workload; None: not stated."""
+    """Set the FLOPs of a call of `fused` on the first workload; None means that they are unknown."""
     return _alters(CellChecked, lambda event: msgspec.structs.replace(event, executed_flops=num_flops))
 
 
 def checks(change_agreement: Callable) -> Change:
-    """Change the check of `fused` on the first workload."""
+    """Change the agreement of the check of `fused` on the first workload."""
     return _alters(
         CellChecked, lambda event: msgspec.structs.replace(event, agreement=change_agreement(event.agreement))
     )

@@ -29,7 +29,7 @@ Numbers = dict[str, tuple[float, str]]  # numbers with their units, by metric
 
 
 def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = True) -> Iterator[Ruling]:
-    """All noise-free rulings on one cell; without `has_same_inputs`, errors differ by chance and are not compared."""
+    """Yield the rulings on noise-free facts of a cell; errors are compared only if both sides had the same inputs."""
     base, candidate = match.base, match.candidate
     now, before = (None if record is None else str(record.status) for record in (candidate, base))
     kind, outcome = _change_of_status(base, candidate)
@@ -47,7 +47,7 @@ def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = Tru
 
 
 def changed(results: Results) -> list[str]:
-    """A line for each cell of a session with two sides whose results differ, times excluded.
+    """List the cells of a session with two sides whose results differ, one line each; times are not compared.
 
     Both sides get the same inputs, so a different error means a different answer. Facts that are unknown on one side,
     such as the memory of a wrong answer, are not compared.
@@ -67,7 +67,7 @@ def _shown(value: float | str | None, unit: str) -> str:
 
 
 def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
-    """Classify the change of a cell's status; an outcome of None stands for the default of the kind."""
+    """Classify the change of a cell's status; return its kind, and its outcome or None for the default of the kind."""
     if candidate is None:
         return Kind.lost, None
     if base is None:
@@ -93,7 +93,7 @@ def _described(record: Record | None) -> str:
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """The mistakes and broken rules that the check named; without a check, the message up to its first colon."""
+    """Return the mistakes and broken rules that the check named; without a check, the message up to its first colon."""
     agreement = record.agreement
     if agreement is None or agreement.agrees:
         return (record.message.partition(":")[0],)
@@ -101,7 +101,7 @@ def _reason(record: Record) -> tuple[str, ...]:
 
 
 def _tried(agreement: Agreement | None) -> set[str]:
-    """Names of the tensors that a check compared and of the rules that it tried."""
+    """Return the names of the tensors that a check compared, and of the rules that it tried."""
     if agreement is None:
         return set()
     compared = {f"{tensor.tensor} on {probe}" for probe, tensor in agreement.tensors()}
@@ -109,7 +109,7 @@ def _tried(agreement: Agreement | None) -> set[str]:
 
 
 def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
-    """Rule on what the check no longer tries, if anything, and on the backend that ran."""
+    """Yield rulings on parts of the check that are no longer tried, and on the backend that ran."""
     if missing := sorted(_tried(base.agreement) - _tried(candidate.agreement)):
         more = " and more" if len(missing) > MOST_MISSING else ""
         words = f"the check no longer tries {', '.join(missing[:MOST_MISSING])}{more}"
@@ -126,7 +126,7 @@ def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
 
 
 def _numbers_of(record: Record) -> Numbers:
-    """Noise-free numbers of a record, by metric; new metrics are included automatically."""
+    """Return all noise-free numbers of a record, by metric; a new metric is included automatically."""
     known = Numbers()
     if record.agreement is not None and record.agreement.error_ratio is not None:
         known[ERROR_RATIO] = record.agreement.error_ratio, ""
@@ -141,7 +141,7 @@ def _numbers_of(record: Record) -> Numbers:
 
 
 def _numbers(match: Match, base: Numbers, candidate: Numbers, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Compare noise-free numbers: none may disappear or grow by more than its threshold."""
+    """Yield rulings on noise-free numbers: none may disappear, or grow by more than its threshold."""
     for metric, (before, unit) in base.items():
         if metric not in candidate:
             if metric not in {NUM_OPERATORS, ERROR_RATIO}:  # the rulings on backend and check report these

@@ -1,7 +1,8 @@
-"""The decision of a gate: two states of the code, a ruling for each metric of each cell, and one outcome.
+"""The decision of a gate on two states of the code: a ruling for each metric of each cell, and one outcome.
 
-The states come from two separate runs, or from the two sides of one session, whose pairs inside blocks detect smaller
-differences. Noise-free rulings come from certain.py, those on times from times.py.
+The two states come from two separate runs, or from one session with two sides. Such a session detects smaller
+differences, because both sides are sampled in the same blocks. Rulings on noise-free facts come from certain.py, and
+rulings on times from times.py.
 """
 
 from collections import Counter
@@ -36,14 +37,14 @@ BETWEEN_RUNS = 0.02  # standard deviation of the log ratio to the reference betw
 SEE = 0.20  # in two runs, a time counts as judged if a slowdown of 20 % would have been detected
 JUDGED_SHARE = 0.5  # the gate is inconclusive if a smaller share of the times could be judged
 MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
-"""Fields of the plan that two runs must share before their times are compared."""
+"""Fields of the plan that must be equal in two runs before their times are compared."""
 
 
 def judge(base: Results, candidate: Results, thresholds: Thresholds | None = None) -> Decision:
-    """Compare two stored runs; without `thresholds`, the defaults apply.
+    """Compare two stored runs; without `thresholds`, use the defaults.
 
     Raises:
-        ValueError: one of the runs compared two sides, or they have no shape in common.
+        ValueError: one of the runs compared two sides, or the runs have no shape in common.
     """
     for results in (base, candidate):
         if results.plan.sides is not None:
@@ -65,8 +66,8 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
 def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     """Rule on every metric of every cell, and combine the rulings into one outcome with one sentence.
 
-    Noise-free findings count even if the times of the session are invalid or doubtful. If a run was cut short, the
-    outcome is invalid whatever was found.
+    Findings on noise-free facts count even if the times are invalid or doubtful. If a run was cut short, the outcome is
+    invalid in any case.
     """
     rulings = list[Ruling]()
     for match in pair.matches:
@@ -119,7 +120,7 @@ def _without_findings(rulings: Sequence[Ruling]) -> tuple[Outcome, str]:
 
 
 def _of_sides(results: Results) -> Pair:
-    """The two sides of a session, with the session's own judgements."""
+    """Return the two sides of a session, with the judgements of the session."""
     sides = results.plan.sides
     assert sides is not None
     judged = judgements(results).items()
@@ -136,9 +137,9 @@ def _of_sides(results: Results) -> Pair:
 
 
 def _of_runs(base: Results, candidate: Results) -> Pair:
-    """Two separate runs, compared by their ratios to the reference.
+    """Return two separate runs, compared by their ratios to the reference.
 
-    Times are not comparable if the machines, their states, versions or settings differ.
+    Times cannot be compared if machines, their states, versions or settings differ.
     """
     both = {"base": base, "candidate": candidate}
     matches = matched(base.records, candidate.records)
@@ -178,12 +179,12 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
 
 
 def _effects(results: Results) -> dict[tuple[str, str], Effect]:
-    """The effects of a run by workload and implementation; sides are ignored."""
+    """Return the effects of a run by workload and implementation, without sides."""
     return {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
 
 
 def _other_axes(base: Results, candidate: Results) -> str:
-    """The axes in which two runs without a common workload differ, with their values; "" if they share one."""
+    """Return the axes in which two runs without a common workload differ, with their values; "" if they have one."""
     before, after = base.plan.workloads, candidate.plan.workloads
     if not before or not after or {each.id for each in before} & {each.id for each in after}:
         return ""
@@ -198,7 +199,7 @@ def _other_axes(base: Results, candidate: Results) -> str:
 
 
 def _settings(results: Results) -> dict[str, str]:
-    """The facts that two runs must share before their times are compared, by name."""
+    """Return the facts, by name, that must be equal in two runs before their times are compared."""
     digests = {name_of(spec): digest for spec, digest in results.plan.digests.items()}
     facts = {name: str(getattr(results.plan, name)) for name in MUST_MATCH}
     facts["machine or versions"] = "+".join((*results.environments, *results.hosts)) or "none"
@@ -207,7 +208,7 @@ def _settings(results: Results) -> dict[str, str]:
 
 
 def invalid_reasons(results: Results) -> list[str]:
-    """Reasons why none of a run's times can be judged."""
+    """Return the reasons why no time of a run can be judged."""
     reasons = []
     if results.elapsed_s is None:
         reasons.append(f"it did not finish: continue with {results.plan.resume_command(results.run)}")
@@ -217,6 +218,6 @@ def invalid_reasons(results: Results) -> list[str]:
 
 
 def _method(results: Results) -> str:
-    """Describe the measurement: processes, margin (unless a rule allows more) and allocator."""
+    """Describe how the times were measured: number of processes, margin and allocator."""
     plan, number = results.plan, num_processes(results)
     return f"times of {processes(number)}, margin {percent(plan.smallest_effect)}, allocator {plan.allocator}"

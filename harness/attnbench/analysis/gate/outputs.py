@@ -1,4 +1,4 @@
-"""Write a gate's decision as lines for the terminal, Markdown for pull requests, and JSON for programs."""
+"""Format the decision of a gate: lines for the terminal, Markdown for pull requests, and JSON for programs."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from attnbench.storage.files import write_atomically, writing_to
 from attnbench.units import escaped, readable_json, sanitize_line
 
 MOST_LINES = 100
-"""Largest number of lines in gate.md, since a GitHub comment holds 65536 characters; gate.json holds all rulings."""
+"""Largest number of lines in gate.md, since a GitHub comment may have 65536 characters; gate.json has all rulings."""
 
 
 def write(decision: Decision, folder: Path) -> None:
-    """Write gate.md and gate.json.
+    """Write gate.md and gate.json into a folder.
 
     Raises:
         ValueError: the folder cannot be written.
@@ -24,14 +24,15 @@ def write(decision: Decision, folder: Path) -> None:
 
 
 def conclusion(decision: Decision) -> Conclusion:
-    """Conclude the command from its decision; improvements pass."""
+    """Conclude the command from its decision. Improvements pass."""
     return Conclusion(ending=Ending.__members__.get(decision.outcome.name, Ending.passed), words=decision.words)
 
 
 def screen_lines(decision: Decision) -> list[str]:
-    """All rulings but passes, most urgent first, then the other facts of the decision.
+    """List all rulings except passes, most urgent first, then the other facts of the decision.
 
-    These are the reasons why times are invalid, the notes, the verdict on all cells together, and both runs.
+    The other facts are the reasons why times are invalid, the notes, the verdict on all cells together, and the two
+    runs.
     """
     rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
     news = [one for one in rulings if one.outcome is not Outcome.passed]
@@ -44,7 +45,7 @@ def screen_lines(decision: Decision) -> list[str]:
 
 
 def markdown(decision: Decision) -> str:
-    """A comment for a pull request: the outcome, then at most MOST_LINES of the lines on a terminal."""
+    """Format a comment for a pull request: the outcome, then at most MOST_LINES of the lines for the terminal."""
     items, end = [f"- {escaped(line)}" for line in screen_lines(decision)], escaped(conclusion(decision).sentence)
     more = [f"- and {len(items) - MOST_LINES} more, in gate.json"] if len(items) > MOST_LINES else []
     return "\n".join([f"## attnbench gate: {end}", "", *items[:MOST_LINES], *more]) + "\n"

@@ -1,6 +1,6 @@
 """Data of the gate: limits on growth, a ruling for each metric of each cell, and the decision.
 
-Limits come from the table [gate] of attnbench.toml; each has a default.
+The limits come from the table [gate] of attnbench.toml, or else from the defaults in ALLOWED.
 """
 
 import enum
@@ -22,13 +22,13 @@ NUM_OPERATORS, EXECUTED_FLOPS = "num_operators", "executed_flops"
 TOOL_FILE = "attnbench.toml"
 SAMPLED = {"energy": 0.1, "outside_time": 1.0}
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0} | SAMPLED
-"""Default limits on growth, relative to the base; for error_ratio relative to the tolerance. SAMPLED are metrics that
-differ between two runs of the same code; others may not grow."""
+"""Default limits on growth, as a fraction of the base; for error_ratio, of the tolerance. Metrics that are not listed
+may not grow. SAMPLED has the metrics that differ between two runs of the same code."""
 Share = Annotated[float, msgspec.Meta(ge=0.0)]  # a fraction: 0.05 is 5 %
 
 
 class Outcome(enum.StrEnum):
-    """The outcome of a ruling or of a whole gate, most urgent first."""
+    """The outcome of a ruling or of a whole gate. The most urgent outcome comes first."""
 
     finding = "finding"
     invalid = "invalid"  # for a whole gate only: its times cannot be judged
@@ -38,7 +38,7 @@ class Outcome(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """The change of a metric of a cell."""
+    """The kind of a change of one metric of a cell."""
 
     same = "same"  # includes times that are equivalent or no slower
     faster = "faster"
@@ -63,7 +63,7 @@ OUTCOMES = dict.fromkeys(Kind, Outcome.finding) | {
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """A judged metric of a cell. `effect` is candidate / base; only times have an interval and `smallest`."""
+    """The judged metric of a cell. `effect` is candidate / base; only times have an interval and `smallest`."""
 
     workload: str
     implementation: str
@@ -82,20 +82,20 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - fields of Ruling
-    """Build a ruling on one metric of a cell; the outcome defaults to that of its kind."""
+    """Build a ruling on one metric of a cell; by default, its outcome is the one in OUTCOMES for its kind."""
     fields = {"outcome": OUTCOMES[kind], **fields}
     return Ruling(workload=key[0], implementation=key[1], metric=metric, kind=kind, words=words, **fields)
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two states of the code."""
+    """One of the two compared states of the code."""
 
     run: str  # name of the run or, in a session with two sides, the side as the user wrote it
     commit: str  # "" if unknown
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a gate."""
+    """The result of a gate: its outcome, and the rulings from which it follows."""
 
     base: Side
     candidate: Side
@@ -108,7 +108,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Allowed growth of a metric for a group of cells; names may contain * and ?."""
+    """A limit on the growth of a metric for a group of cells; names may contain * and ?."""
 
     allowed: Share
     workload: str = EVERY
@@ -116,23 +116,23 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     metric: str = EVERY
 
     def covers(self, key: Key, metric: str) -> bool:
-        """Whether the patterns of the rule match this metric of this cell."""
+        """Return whether the patterns of the rule match this metric of this cell."""
         names = ((key[0], self.workload), (key[1], self.implementation), (metric, self.metric))
         return all(fnmatchcase(name, pattern) for name, pattern in names)
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table [gate] of attnbench.toml. If several rules match a metric of a cell, the last one counts."""
+    """The table [gate] of attnbench.toml. If several rules match a metric of a cell, the last of them counts."""
 
     rule: tuple[Rule, ...] = ()
 
     def allowed(self, key: Key, metric: str) -> float:
-        """The allowed growth of a metric of a cell, as a fraction: 0.05 is 5 %."""
+        """Return the allowed growth of a metric of a cell, as a fraction: 0.05 is 5 %."""
         limit = self.limit([key], metric)
         return ALLOWED.get(metric, 0.0) if limit is None else limit
 
     def limit(self, cells: Iterable[Key], metric: str) -> float | None:
-        """The smallest growth that rules of the file allow any of the cells; None if a cell has no rule."""
+        """Return the smallest growth that rules of the file allow for these cells; None if a cell has no rule."""
         limits = []
         for cell in cells:
             covering = [rule for rule in self.rule if rule.covers(cell, metric)]
@@ -142,7 +142,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return min(limits, default=None)
 
     def notes(self, cells: Collection[Key], metrics: Iterable[str]) -> Iterator[str]:
-        """A note on each rule that matches no metric of any cell."""
+        """Yield a note on each rule that matches no metric of any cell."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
             if not any(rule.covers(cell, metric) for cell in cells for metric in known):
@@ -151,16 +151,16 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole of attnbench.toml."""
+    """The contents of attnbench.toml."""
 
     gate: Thresholds = msgspec.field(default_factory=Thresholds)
 
 
 def load(path: Path | None) -> Thresholds:
-    """Read the thresholds in a file; without `path`, those in attnbench.toml in the working folder, or the defaults.
+    """Read the thresholds in `path`; without it, those in attnbench.toml in the working folder, or the defaults.
 
     Raises:
-        ValueError: the file cannot be read, or holds an unknown key or a bad value; the message lists the allowed ones.
+        ValueError: the file cannot be read, or has an unknown key or a bad value; the message lists the allowed ones.
     """
     if path is None and not Path(TOOL_FILE).exists():
         return Thresholds()

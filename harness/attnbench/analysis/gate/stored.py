@@ -1,7 +1,7 @@
 """Stored baselines: one journal for each fingerprint in results/baselines, written only by `attnbench gate --accept`.
 
-A new baseline replaces the old one; the folder is committed, so git keeps the history. The reasons of all baselines
-stay in the file, one line each, after the events of the run.
+A new baseline replaces the old one. The folder is committed, so that git keeps the history. The file also keeps the
+reasons of all earlier baselines, one on each line, after the events of the run.
 """
 
 from pathlib import Path
@@ -19,14 +19,14 @@ from attnbench.storage.journal import events, journal_of, write
 
 
 def path_of(fingerprint: str, results: Path) -> Path:
-    """The path of the baseline of an environment with this fingerprint, below the folder `results`."""
+    """Return the path of the baseline of an environment with this fingerprint, below the folder `results`."""
     return results / "baselines" / f"{fingerprint}.jsonl"
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """Find the baseline of the candidate's environment, or else the one of another environment that was accepted last.
+    """Find the baseline of the candidate's environment, or else the latest accepted baseline of another environment.
 
-    Only noise-free facts can be compared with the latter.
+    With the baseline of another environment, only noise-free facts can be compared.
 
     Raises:
         ValueError: no baseline is stored.
@@ -42,7 +42,7 @@ def find(candidate: Results, results: Path) -> Path:
 
 
 def accept(run: Path, results: Path, reason: str) -> Path:
-    """Make the run at `run`, its folder or journal, the baseline of its environment; return the new path.
+    """Store the run at `run`, its folder or journal, as the baseline of its environment; return the new path.
 
     Raises:
         ValueError: the reason is missing, or the run cannot be a baseline; the message says why and what to do.
@@ -65,7 +65,7 @@ def accept(run: Path, results: Path, reason: str) -> Path:
 
 
 def _problem(candidate: Results) -> str:
-    """Why a run cannot serve as a baseline, or ""."""
+    """Return why a run cannot be a baseline, or ""."""
     if candidate.plan.sides is not None:
         return "it compared two sides, and a baseline is one state of the code; store a run of attnbench run"
     wrong = [record for record in candidate.records if record.is_finding]

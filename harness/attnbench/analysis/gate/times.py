@@ -1,4 +1,4 @@
-"""Rulings on times: compare each judgement with the allowed growth.
+"""Rulings on times: compare each judgement with the growth that is allowed.
 
 Times of the same code differ by tens of percent between two runs, because of clock speeds, other work on a shared host,
 and memory. A change that affects all times alike cancels in the ratio to the reference, which both runs measure.
@@ -21,20 +21,20 @@ from attnbench.units import percent
 FARTHEST = 9.0  # larger relative differences are not shown as percents
 LARGEST_MARGIN = 1e6  # stands for infinity: any growth is allowed
 LEAST_CHANGE = 1.2
-"""Smallest shift of one ceiling against another, as a factor, that counts as a change of the machine's state. Without
-a change, up to 1.17 was observed, for copies in main memory shared with others."""
+"""The state of a machine counts as changed if the ratio of two of its ceilings (highest rates) changes by at least this
+factor. Without a change, factors of up to 1.17 were observed, for copies in main memory shared with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two states of the code with their matched cells and judgements, from which the rulings follow."""
+    """Two states of the code with their matched cells and judgements, from which the rulings are derived."""
 
     base: Side
     candidate: Side
     matches: Sequence[Match]
     judged: Mapping[Key, Judgement]  # candidate's time / base's, by cell; with two sides, also over all cells
     reference: str = ""  # times of two runs are relative to this implementation, which is not judged itself
-    see: float | None = None  # for two runs, which cannot show equality: slowdown that a pass must be able to detect
+    see: float | None = None  # for two runs, which cannot show equality: a pass must be able to detect this slowdown
     has_same_inputs: bool = True
     notes: Sequence[str] = ()
     invalid: Sequence[str] = ()  # reasons why no time counts
@@ -43,12 +43,12 @@ class Pair:
 
 
 def is_timed(match: Match) -> bool:
-    """Whether a cell is ok on both sides and was timed in the base."""
+    """Return whether a cell is ok on both sides and was timed in the base."""
     return match.is_ok and match.records[0].measurement(LATENCY) is not None
 
 
 def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling]:
-    """The ruling on the time of one cell; the reference itself has none."""
+    """Yield the ruling on the time of one cell; the reference itself has none."""
     if not is_timed(match):
         return
     samples = {side: record.samples(LATENCY) for side, record in zip(("base", "candidate"), match.records, strict=True)}
@@ -67,8 +67,8 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
 def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
     """Rule on the time of all cells together, in a session with two sides.
 
-    This time may grow by the least growth that the rules allow any cell or, if a cell has no rule, by the margin. None
-    if the session has no such judgement.
+    This time may grow by the smallest growth that the rules allow any cell. If a cell has no rule, it may grow by the
+    margin. None if the session has no such judgement.
     """
     judged = pair.judged.get(EVERYTHING)
     if judged is None:
@@ -78,7 +78,7 @@ def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
 
 
 def _judged(key: Key, judged: Judgement, allowed: float | None, pair: Pair) -> Ruling:
-    """Rule on a time that may grow by `allowed`, a fraction; None stands for the margin."""
+    """Rule on a time that may grow by the fraction `allowed`; if this is None, it may grow by the margin."""
     limited = judged if allowed is None else replace(judged, margin=min(allowed, LARGEST_MARGIN))
     kind, reason, words = decided(limited, is_asked=allowed is not None, see=pair.see)
     ends = {"effect": judged.ratio, "low": judged.low, "high": judged.high, "smallest": limited.detectable}
@@ -86,7 +86,7 @@ def _judged(key: Key, judged: Judgement, allowed: float | None, pair: Pair) -> R
 
 
 def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = None) -> tuple[Kind, Reason | None, str]:
-    """Classify a change in time against its margin: its kind, the reason if it is undecided, and a description.
+    """Classify a change in time against its margin; return its kind, the reason if it is undecided, and a description.
 
     With `is_asked`, a rule of the file set the margin. `see` is as in `Pair`.
     """
@@ -121,12 +121,12 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
 
 
 def processes(number: int) -> str:
-    """A number of processes, in words."""
+    """Format a number of processes: "1 process", "4 processes"."""
     return "1 process" if number == 1 else f"{number} processes"
 
 
 def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
-    """The ruling, changed to undecided if its times cannot be trusted."""
+    """Return the ruling, changed to undecided if its times cannot be trusted."""
     if not pair.invalid and not judged.is_doubtful:
         return one
     why, kind = "the session is not valid" if pair.invalid else "its times are doubtful", Kind.undecided
@@ -137,7 +137,7 @@ def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
 def state_change(base: Results, candidate: Results) -> str:
     """Describe the largest shift between two ceilings of one machine from run to run; "" if it is below LEAST_CHANGE.
 
-    Every ratio of times may shift by the same factor.
+    Every ratio of times may have shifted by the same factor. The ceilings are the fastest matrix product and copies.
     """
     changes = [(LEAST_CHANGE, "")]
     for place in base.ceilings.keys() & candidate.ceilings.keys():
@@ -151,6 +151,6 @@ def state_change(base: Results, candidate: Results) -> str:
 
 
 def _rates(ceilings: Ceilings) -> dict[str, float]:
-    """The highest rates by kind of load, in FLOP/s or bytes/s."""
+    """Return the highest rates by kind of load, in FLOP/s or bytes/s."""
     known = {"matrix product": ceilings.matmul, "copy": ceilings.copy(0), "copy in memory": ceilings.copy(math.inf)}
     return {name: ceiling.rate for name, ceiling in known.items() if ceiling is not None}

@@ -1,1 +1,1 @@
-"""The process that holds torch and the implementations, and handles one request at a time (docs/adr/0001)."""
+"""The worker: a process that loads torch and the implementations, and handles one request at a time (docs/adr/0001)."""

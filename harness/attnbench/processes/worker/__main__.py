@@ -2,8 +2,9 @@
 
 processes/worker_client.py starts it as `python -m attnbench.processes.worker FD`, where FD is a socket. A fork takes a
 tenth of a second, while starting Python with torch takes seconds. Where workers cannot be forked, the template starts
-each with two file descriptors, of the worker's socket and heartbeat. It imports the modules in PRELOADED but never an
-implementation, so that every worker starts clean. A process that a worker detaches still ends with the worker.
+each as a new process; its two arguments are the file descriptors of the worker's socket and heartbeat. The template
+imports the modules in PRELOADED but never an implementation, so that every worker starts clean. When a worker ends,
+processes that it has detached end, too.
 """
 
 import ctypes
@@ -38,20 +39,20 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def main() -> None:
-    """Serve the socket until it closes: fork a worker for each FORK, and end the worker whose process id arrives.
+    """Serve the socket until it closes: for each FORK, fork a worker; for each process id, end the worker with that id.
 
     FORK comes with three file descriptors: of the worker's socket, log and heartbeat. The reply to FORK is the worker's
-    process id; the reply to an id is the worker's exit code, or minus the signal that ended the worker.
+    process id. The reply to an id is the worker's exit code, or minus the number of the signal that ended the worker.
     """
     line = socket.socket(fileno=int(sys.argv[1]))
-    line.set_inheritable(False)  # no worker keeps it open
+    line.set_inheritable(False)  # so that no worker keeps the socket open
     if not messages.spawns():
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for name in filter(None, os.environ.get(PRELOADED, "").split(",")):
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that a worker's collections do not copy our pages
+    gc.freeze()  # so that garbage collection in a worker does not copy the template's memory pages
     alive: set[int] = set()
     with suppress(ConnectionError):  # reset if the coordinator was killed before it had read a reply
         serve(line, alive)
@@ -61,7 +62,7 @@ def main() -> None:
 
 
 def serve(line: socket.socket, alive: set[int]) -> None:
-    """Fork and end workers on request until the socket closes; `alive` holds the running ones.
+    """Fork and end workers on request until the socket closes; `alive` are the process ids of running workers.
 
     Raises:
         ConnectionError: the socket was reset.
@@ -83,7 +84,7 @@ def serve(line: socket.socket, alive: set[int]) -> None:
             alive.add(child)
             line.sendall(NUMBER.pack(child))
         else:
-            is_ours = number in alive  # otherwise it belonged to an earlier template, and ended with it
+            is_ours = number in alive  # otherwise the worker belonged to an earlier template, and ended with that
             alive.discard(number)
             code, ended = end(number) if is_ours else (-signal.SIGKILL, set[int]())
             end_strays(alive, ended)
@@ -91,14 +92,14 @@ def serve(line: socket.socket, alive: set[int]) -> None:
 
 
 def end(worker: int) -> tuple[int, set[int]]:
-    """Kill a worker and its descendants, and remove its files; return its exit code and the descendants' ids.
+    """Kill a worker and its descendants, and remove its files; return its exit code and the descendants' process ids.
 
-    The exit code is minus the signal if a signal ended the worker.
+    If a signal ended the worker, the exit code is minus the number of the signal.
     """
     strays = psutil.Process(worker).children(recursive=True)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
-    os.kill(worker, signal.SIGKILL)  # a freshly started one has no group of its own yet
+    os.kill(worker, signal.SIGKILL)  # a freshly started worker has no process group of its own yet
     for stray in strays:
         with suppress(psutil.Error):
             stray.kill()
@@ -111,7 +112,7 @@ def end(worker: int) -> tuple[int, set[int]]:
 def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
     """Kill processes that outlived their worker and are now children of the template.
 
-    Children in `alive`, the ids of running workers, are spared; while there are any, only children in `ended` are
+    Running workers, whose process ids are in `alive`, are spared. While there are any, only processes in `ended` are
     killed.
     """
     while strays := [
@@ -144,7 +145,7 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
 
 
 def answer(line: int, heartbeat: int) -> None:
-    """Reply to each request on the socket `line`, one at a time, and exit when it closes."""
+    """Reply to each request on the socket `line`, one at a time, and exit when the socket closes."""
     answers, lines = os.fdopen(os.dup(line), "wb", buffering=0), SimpleQueue[bytes]()
 
     def listen() -> None:
@@ -152,13 +153,13 @@ def answer(line: int, heartbeat: int) -> None:
             for text in os.fdopen(line, "rb"):
                 if text.endswith(b"\n"):  # otherwise the coordinator ended while writing
                     lines.put(text)
-        finally:  # the line was closed, or reset because a reply was not read
-            os._exit(0)  # the coordinator is gone: nobody needs the current result
+        finally:  # the socket was closed, or reset because a reply was not read
+            os._exit(0)  # the coordinator is gone, so the current result is not needed
 
     threading.Thread(target=listen, daemon=True).start()
     with suppress(OSError):
         OOM_SCORE.write_text("1000", encoding="utf-8")  # if memory runs out, the system should kill this process
-    is_limited = all(each.is_host or each.missing() for each in map(device, names()))  # drivers of GPUs map far more
+    is_limited = all(each.is_host or each.missing() for each in map(device, names()))  # GPU drivers map too much memory
 
     def consult(function: str, result: type[T], /, **arguments: object) -> T | messages.Failed:
         answers.write(messages.line(messages.request(function, arguments)))
@@ -169,7 +170,7 @@ def answer(line: int, heartbeat: int) -> None:
         while True:
             request = msgspec.json.decode(lines.get(), type=Request)
             if is_limited and request.function not in messages.LEAN:
-                limit_memory()  # again, since others may have taken memory meanwhile
+                limit_memory()  # again, because other processes may have taken memory meanwhile
             kinds = types(getattr(Worker, request.function))
             arguments = {name: msgspec.json.decode(raw, type=kinds[name]) for name, raw in request.arguments.items()}
             reply = worker.answer(request.function, **arguments)
@@ -192,7 +193,7 @@ def search_folders() -> None:
 
 if __name__ == "__main__":
     search_folders()
-    if len(sys.argv) > 2:  # noqa: PLR2004 - a socket and a heartbeat: a worker that is not forked
+    if len(sys.argv) > 2:  # noqa: PLR2004 - two arguments, socket and heartbeat: this is a worker that is not forked
         os.setsid()
         answer(*map(int, sys.argv[1:]))
     main()

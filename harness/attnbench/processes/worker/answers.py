@@ -1,6 +1,6 @@
-"""The replies of a worker, which holds torch and the implementations, and keeps costly objects between requests.
+"""The functions of a worker, which loads torch and the implementations, and caches costly objects between requests.
 
-The heartbeat announces each risky step in advance, so that after a crash or a hang the coordinator knows the arm.
+The worker announces each risky step in its heartbeat, so that after a crash or a hang the coordinator knows the arm.
 """
 
 import math
@@ -69,14 +69,14 @@ from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1  # kind and seed of the inputs on which timed calls are verified
 MOST_SERIAL = 2**20
-"""Most scores of a workload for which the oracle uses one thread: more threads would mostly wait for each other."""
+"""For workloads with at most this many scores, the oracle uses one thread: several would mostly wait for each other."""
 BROKEN = "cannot be used any more in its process, which is replaced"
-"""Message about a device that fails in this process, such as after an access to an invalid address."""
+"""Message about a device that no longer works in this process, for example after an access to an invalid address."""
 OTHER = -0.5  # factor by which inputs change, to test whether a replay reads the new values
 
 
 def replayed(case: Case) -> Callable[[], object]:
-    """A function that replays the case's call as a graph of launches; first verifies that call and replay agree.
+    """Record the case's call as a graph of launches; return a function that replays it, after comparing it with a call.
 
     Raises:
         CaptureError: the call cannot be recorded, or the replay differs from it.
@@ -91,10 +91,10 @@ def replayed(case: Case) -> Callable[[], object]:
 
 
 def require_replay(case: Case, replay: Callable[[], object]) -> None:
-    """Compare a replay with a call, on other input values than at the recording.
+    """Require that a replay and a call have the same results, on other input values than at the recording.
 
     Raises:
-        CaptureError: they differ, because part of the call is not in the graph.
+        CaptureError: the results differ, because part of the call is not in the graph.
     """
     call, dtype = case.call(), TORCH_DTYPES[case.workload.dtype]
     names = [name for name in ("query", "value", "x") if name in case.tensors and case.tensors[name].dtype is dtype]
@@ -125,13 +125,13 @@ class PreparedWorkload:
         self._reference: Reference | None = None
 
     def cased(self, arm: Arm, implementation: Implementation) -> Case:
-        """The arm's case, built at first use."""
+        """Return the arm's case, which is built at first use."""
         if arm not in self.cases:
             self.cases[arm] = build(self.workload, implementation, self.inputs, self.mask)
         return self.cases[arm]
 
     def timed(self, arm: Arm, implementation: Implementation, launch: str = "eager") -> blocks.TimedCall:
-        """The arm's timed call, built at first use; `launch` is the same for all calls of a process.
+        """Return the arm's timed call, which is built at first use; `launch` is the same for all calls of a process.
 
         Raises:
             CaptureError: the call cannot be replayed as a graph.
@@ -144,17 +144,17 @@ class PreparedWorkload:
         return self.calls[arm]
 
     def reference(self, on_step: Callable[[], object] = lambda: None) -> Reference:
-        """The right answer for other input values than the timed ones, computed at first use."""
+        """Return the right answer for input values other than the timed ones; it is computed at first use."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
             self._reference = reference_for_probe(oracle.on_host(forward), VERIFY_PROBE, VERIFY_SEED, on_step)
         return self._reference
 
     def verify(self, arm: Arm, launch: str = "eager") -> str:
-        """Check a timed arm on other values in the timed tensors; return the error in words, or "".
+        """Check a timed arm on new values in the timed tensors; return the error in words, or "" if there is none.
 
         Raises:
-            CaptureError: a replay of its graph no longer matches the call.
+            CaptureError: a replay of the arm's graph no longer matches the call.
         """
         case = self.cases[arm]
         if launch == "graph":
@@ -171,8 +171,8 @@ NO_FLOAT64 = "no float64 output is finite: with a boolean mask, `mask * finfo(fl
 def beyond_bound(agreed: Agreement, most: float) -> str:
     """Describe the first output of an approximation whose error exceeds the declared bound; "" if none does.
 
-    `most` is the bound as a fraction of the largest value; 0: none is declared. Gradients have no bound, because the
-    gradients of quantised operands are 0.
+    `most` is the bound as a fraction of the largest value of the output; 0: no bound is declared. Gradients have no
+    bound, because the gradients of quantised operands are 0.
     """
     for where, share in approximation_errors(agreed).items() if most else ():
         if where.startswith("output") and not share <= most:
@@ -183,7 +183,7 @@ def beyond_bound(agreed: Agreement, most: float) -> str:
 
 
 def takes_infinity(candidate: Implementation) -> bool:
-    """Whether a small call with -inf in its bias has a finite output; also True if it raises, which a check reports."""
+    """Whether the output of a small call with -inf in its bias is finite; True if it raises, which a check reports."""
     small = Workload(seq_len=80, num_heads=1, head_dim=8, mask="sliding_window(2)")  # whole tiles are hidden
     try:
         with torch.no_grad():
@@ -204,13 +204,13 @@ def _prepare_device(name: str) -> Callable[[], None]:
 
 
 def _probe(name: str, num_threads: int) -> blocks.TimedCall:
-    """The interference probe of a device, as a timed call."""
+    """Return the interference probe of a device, as a timed call."""
     return blocks.TimedCall(arm=PROBE, call=device(name).interference_probe(num_threads))
 
 
 @cache
 def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Tolerance]]]:
-    """A model, built at first use, and the right result of each of its tensors, by batch and name."""
+    """Return a model, which is built at first use, and the right result of each of its tensors, by batch and name."""
     warnings.filterwarnings("ignore", module="transformers")
     model = in_model.load(spec)
     return model, in_model.expect(model)
@@ -220,7 +220,7 @@ def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Toleran
 def threads(number: int) -> Iterator[None]:
     """Set torch's number of threads inside the context; 0: keep the current number.
 
-    Not for timed calls, because torch.set_num_threads has side effects even with an unchanged number: it sets MKL's
+    Do not use it for timed calls: torch.set_num_threads has side effects even with an unchanged number. It sets MKL's
     number of threads for this thread, and turns off MKL's dynamic adjustment, which no later call turns on again.
     """
     before = torch.get_num_threads()
@@ -242,18 +242,18 @@ class Worker:
         self.exchange, self.candidates = TensorFile(), Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.prepare_device = cache(_prepare_device)  # by device: once in this process
-        self.load_error: Exception | None = None  # of the last implementation that could not be imported
+        self.load_error: Exception | None = None  # error of the last implementation that could not be imported
         self.kept: PreparedWorkload | None = None  # the latest prepared workload
-        self.references: tuple[tuple[object, ...], References] | None = None  # the latest, with their arguments
+        self.references: tuple[tuple[object, ...], References] | None = None  # latest right answers: arguments, values
         if os.environ.get(messages.KEEPS_ANSWERS):
             keep_references()
-        self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
+        self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # results of rules, by spec and device
         self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None  # the latest case, with its workload id and spec
         self.refereed: list[agreement.Observed] = []  # prepared calls of a refereed sample
         self.returned: list[object] = []  # results of the calls of a refereed sample
-        self.screened: set[tuple[str, str]] = set()  # workload ids and specs of which an output was judged thoroughly
+        self.screened: set[tuple[str, str]] = set()  # workload ids and specs with an output that was judged thoroughly
         self.pads: list[bytearray] = []  # unused memory that shifts later allocations
         self.guard = state.Guard()
         self.turn = PROBE  # the arm that is responsible for a failure
@@ -263,7 +263,7 @@ class Worker:
     def answer(self, function: str, /, **arguments: Any) -> Any:  # noqa: ANN401 - their types depend on the function
         """Call the method `function`, under the settings of the workload in its arguments, if there is one.
 
-        Returns its result, or Failed if it raised an exception or an implementation changed shared state.
+        Returns the method's result, or Failed if the method raised an exception or changed shared state.
         """
         self.turn, self.is_altered, start = PROBE, False, time.perf_counter()
         visit: messages.SampleBlocks | None = arguments.get("visit")
@@ -298,20 +298,20 @@ class Worker:
             self.is_broken = True
             is_ours = function in {"check", "judge_output", "measure_ceilings"}
             arm = PROBE if is_ours else self.turn if visit is not None else arguments["cell"].arm
-            # Work that was queued may fail after the reply, so no reply from a broken device counts. The message keeps
-            # an earlier failure, since a judge may have lost the candidate's process first.
+            # Queued work may fail after the reply, so no reply from a broken device counts. The message includes an
+            # earlier failure, because a judge may have lost the candidate's process first.
             said = f"{reply.message}; " if isinstance(reply, Failed) and reply.message else ""
             reply = Failed(arm=arm, status=Status.error, message=f"{said}{workload.device} {BROKEN}")
         return reply
 
     def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - their types depend on the function
-        """The function's result, or Failed if it raised an exception or changed shared state."""
-        self.guard = state.Guard()  # a new snapshot, since the harness itself has changed settings
+        """Call a method; return its result, or Failed if it raised an exception or changed shared state."""
+        self.guard = state.Guard()  # a new snapshot, because the harness itself has changed settings
         try:
             reply = getattr(Worker, function)(self, **arguments)
             if not isinstance(reply, Failed):
                 if function == "prepare":
-                    self.guard.restored()  # a build is blamed only for what cannot be restored
+                    self.guard.restored()  # a build fails only for changes that cannot be restored
                 self.guard.require_unchanged()
                 return reply
         except Exception as error:  # noqa: BLE001 - any exception becomes Failed
@@ -326,11 +326,11 @@ class Worker:
         return reply
 
     def _failure(self, error: Exception) -> Failed:
-        """The failure for an exception that the candidate, or the harness, raised."""
+        """Turn an exception of the candidate or the harness into a failure."""
         is_predicted = isinstance(error, FailedError) and error.failed.is_predicted
         if not is_predicted:
             traceback.print_exc()  # to standard error, which is the run's log
-        self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may be left
+        self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may remain
         status, message = attempts.describe(error)
         return Failed(
             arm=self.turn,
@@ -350,7 +350,7 @@ class Worker:
             try:
                 return implementation(spec)
             finally:
-                self.guard.restored()  # an import is blamed only for what cannot be restored
+                self.guard.restored()  # an import fails only for changes that cannot be restored
                 self.guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
             self.is_altered |= isinstance(error, state.SharedStateError)
@@ -360,19 +360,19 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Describe the environment. `layout` is the seed of a shift of memory, which differs between epochs."""
+        """Return the environment. `layout` is the seed of a random shift of memory, which differs between epochs."""
         draws = random.Random(layout)
         self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
         return messages.Started(environment=environment.collect())
 
     def declare(self, spec: str) -> Declared:
-        """The built-in axes of an implementation."""
+        """Return the built-in axes of an implementation."""
         return Declared(built_in=dict(self.implementation(spec).built_in()))
 
     def certify(self, workload: Workload, spec: str, seed: int) -> Certificate:
         """Test every law of invariance (invariance/laws.py) at the shape of a workload.
 
-        A function of pages that is given none is tested on an example of a batch.
+        A function that reads pages is tested on an example batch if the workload is dense.
         """
         candidate = self.implementation(spec)
         workload = example(candidate, workload)
@@ -405,11 +405,11 @@ class Worker:
         trace(self.case(cell), Path(file), self.heartbeat.beat)
 
     def measure_ceilings(self, workload: Workload, limit_s: float) -> CeilingsMeasured:
-        """Measure the ceilings of this machine for a device, dtype and threads, in about `limit_s` seconds."""
+        """Measure the ceilings for the device, dtype and threads of a workload, in about `limit_s` seconds."""
         return CeilingsMeasured(ceilings=loads.ceilings(workload, limit_s, self.heartbeat.beat))
 
     def prepare(self, cell: Target, limit_s: float) -> messages.Prepared | Failed:
-        """Test whether the implementation supports the workload, with calls of at most about `limit_s` seconds."""
+        """Test whether the implementation supports the workload, with calls of about `limit_s` seconds or less."""
         self.heartbeat.beat()
         candidate, workload = self.implementation(cell.spec), cell.workload
         if (reason := reason_against(candidate, workload)) is not None:
@@ -429,7 +429,7 @@ class Worker:
         )
 
     def compute(self, cell: Target, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
-        """Make a call of the implementation for the judge, or compute the gradients of one."""
+        """Make a call of the implementation for the judge, or compute the gradients of an earlier call."""
         self.heartbeat.beat()
         candidate = self.implementation(cell.spec)
         try:
@@ -448,11 +448,11 @@ class Worker:
         is_brief: bool = False,
         rejects: tuple[str, ...] = (),
     ) -> CellChecked | Failed:
-        """Check whether the implementation is right; the process that holds it prepares the cell and makes all calls.
+        """Check whether the implementation is right. Another process, which has loaded it, makes all calls.
 
-        `limit_s` is the largest predicted time of a call in seconds. `is_brief` compares only one kind of input and
-        tries no rules, which is enough if the implementation has fully passed on a workload of the same kind. For
-        `rejects` see Plan.
+        A call may have a predicted time of at most `limit_s` seconds. With `is_brief`, only one kind of input is
+        compared and no rule is tried, which is enough if the implementation has fully passed on a workload of the same
+        kind. For `rejects` see Plan.
         """
         assert self.consult is not None
         prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
@@ -460,7 +460,7 @@ class Worker:
             return prepared
         candidate = stand_in(Remote(self.consult, cell), prepared)
         answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
-        with threads(1):  # otherwise threads of both processes spin while the other one computes
+        with threads(1):  # otherwise idle threads of one process spin while the other process computes
             agreed = agreement.check(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects)
         if candidate.is_approximate and (beyond := beyond_bound(agreed, prepared.most_error)):
             agreed = msgspec.structs.replace(agreed, diagnosis=beyond)
@@ -478,7 +478,7 @@ class Worker:
         )
 
     def known_answers(self, workload: Workload, seed: int, *, is_brief: bool) -> References:
-        """The oracle's answers for a check; the latest are cached."""
+        """Return the oracle's answers for a check; the latest answers are cached."""
         beat, question = self.heartbeat.beat, (workload, seed, is_brief)
         beat()
         if self.references is None or self.references[0] != question:
@@ -490,7 +490,7 @@ class Worker:
         return self.references[1]
 
     def forget_code(self) -> None:
-        """Forget results of rules and screenings, which were about code that has changed."""
+        """Forget the results of rules, and which cells had a judged output, because the code has changed."""
         self.rules.clear()
         self.screened.clear()
 
@@ -516,13 +516,13 @@ class Worker:
         device(cell.workload.device).synchronize()
 
     def hand_in(self, cell: Target, numbers: Sequence[int]) -> messages.HandedIn:
-        """Send the results of the calls `numbers` to the judge, but none if dropout makes them random; drop all."""
+        """Send the results of the calls `numbers` to the judge, or none if dropout makes them random; drop the rest."""
         self.turn, tensors = cell.arm, {number: dict[str, Tensor]() for number in numbers}
         if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
         for number in numbers if cell.workload.dropout == 0 else ():
             for each in _tensors(self.returned[number]):
-                require_plain("output", each)  # first, because a tensor subclass may compute when it is read
+                require_plain("output", each)  # first, because a tensor subclass may run code when it is read
             for name, tensor in self.refereed[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
@@ -534,7 +534,7 @@ class Worker:
     def judge_output(
         self, cell: Target, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
     ) -> Failed | None:
-        """Judge results that another process has sent; return Failed if one is wrong. `row_seed` draws the rows."""
+        """Judge results that another process has sent; return Failed if one is wrong. `row_seed` selects the rows."""
         workload, key = oracle.on_host(cell.workload), (cell.workload.id, cell.spec)
         inputs, exchange = draw_normal(workload, 0), TensorFile(handed.exchange)
         for number in numbers if workload.dropout == 0 else ():
@@ -555,7 +555,7 @@ class Worker:
         return None
 
     def bench(self, workload: Workload) -> PreparedWorkload:
-        """The prepared workload. Only the latest is cached, since a process times each workload once."""
+        """Return the prepared workload. Only the latest is cached, because a process times each workload once."""
         self.references = None
         if self.kept is None or self.kept.workload != workload:
             self.kept = None  # free its memory
@@ -563,7 +563,7 @@ class Worker:
         return self.kept
 
     def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
-        """Measure one metric of a cell, apart from timing."""
+        """Measure one metric of a cell, in a pass of its own."""
         reader, case = self.metrics[metric], self.case(cell)
         assert reader.measure is not None
         value = reader.measure(case)
@@ -582,7 +582,7 @@ class Worker:
         return first_calls.measure(cell.workload, partial(self.implementation, cell.spec), settings)
 
     def case(self, cell: Target) -> Case:
-        """The cell's case, separate from the timed one. Only the latest is cached."""
+        """Return the cell's case, which is not the timed one. Only the latest case is cached."""
         self.heartbeat.beat()
         key = cell.workload.id, cell.spec
         if self.observed is None or self.observed[0] != key:
@@ -591,13 +591,13 @@ class Worker:
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
-        """Sample the blocks of a visit; if it `verifies`, check afterwards that every arm still gives right answers."""
+        """Sample the blocks of a visit; with `visit.verifies`, then check that every arm still gives right answers."""
         arms = [arm for arm, _ in visit.arms]
 
         here, bench = device(visit.workload.device), self.bench(visit.workload)
 
         def on_turn(arm: Arm) -> None:  # from now on the arm is responsible for a failure
-            if here.is_broken():  # through work queued by the previous arm
+            if here.is_broken():  # by work that the previous arm has queued
                 raise RuntimeError(f"its call has failed after it returned, on {visit.workload.device}")
             self.turn = arm
             self.heartbeat.beat(arms.index(arm))
@@ -624,7 +624,7 @@ class Worker:
             self._require_settings(calls, on_turn)
         called_s += sum(timed.called_s for timed in calls)
         if visit.verifies and any(arm != PROBE for arm in arms):
-            self.turn = PROBE  # the harness computes the right answers, so no arm is charged for time or failures
+            self.turn = PROBE  # the harness computes the right answers, so no arm is responsible for time or failures
             self.heartbeat.beat(messages.Heartbeat.HARNESS)
             bench.reference(partial(self.heartbeat.beat, messages.Heartbeat.HARNESS))
         start = time.perf_counter()
@@ -637,7 +637,9 @@ class Worker:
         return visit.finished(samples, called_s, [*filter(None, states)])
 
     def _require_settings(self, calls: Sequence[blocks.TimedCall], on_turn: Callable[[Arm], None]) -> None:
-        """Check after the blocks that no arm changed a setting; the arm whose next call changes it again is blamed.
+        """Require that no arm changed a setting during the blocks.
+
+        To find the arm, every arm is called again; the first one that changes a setting is responsible.
 
         Raises:
             SharedStateError: a setting was changed.

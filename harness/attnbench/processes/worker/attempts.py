@@ -1,9 +1,9 @@
-"""Predict the time of a call from shorter calls, and describe failures.
+"""Predict the time of a call from calls at shorter lengths, and describe failures.
 
-The staircase is one call each at lengths that grow fourfold (sixteenfold for compiled code), while the next call should
-stay below the limit. The last two calls give the exponent of growth, and with it the predicted time. Uncertain cells
-are tried, because a cell that wrongly seems to fit costs a little time, while one that wrongly seems not to fit is
-lost. Why: docs/adr/0005.
+The lengths grow fourfold (sixteenfold for compiled code); there is one call at each length, as long as the predicted
+time of the next call is below the limit. The times at the last two lengths give an exponent of growth, and the exponent
+gives the predicted time. If a prediction is uncertain, the cell is tried: a cell that wrongly seems to fit costs a
+little time, but a cell that wrongly seems not to fit is lost. Why: docs/adr/0005.
 """
 
 import math
@@ -29,13 +29,13 @@ from attnbench.workloads.workload import Workload
 
 DRAWING_BYTES = 3 * 8
 """Bytes needed for each number of the inputs while it is drawn in float64 and cast, with temporary copies."""
-FIRST_LEN, STEP = 16, 4  # first length of the staircase, and factor of growth
+FIRST_LEN, STEP = 16, 4  # first length, and factor of growth
 FIRST_COMPILED_LEN, COMPILED_STEP = 256, 16
-"""First length and factor of growth for compiled implementations: few lengths, always the same, so that the compiler
-finds them in its cache."""
+"""First length and factor of growth for compiled implementations. The lengths are few and always the same, so that the
+compiler finds their code in its cache."""
 MOST_EXPONENT = 2.0  # largest exponent of growth of the time with the length
 MOST_RETRIES = 3  # repetitions of the longest call before a prediction above the limit counts
-FAR_BELOW = 4.0  # the staircase ends early if the prediction for quadratic growth is this factor below the limit
+FAR_BELOW = 4.0  # no longer call is made if, even with quadratic growth, the prediction is this factor below the limit
 LONGEST_MESSAGE = 600  # characters
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")  # in messages of a RuntimeError
 OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
@@ -43,7 +43,7 @@ OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 
 
 def out_of_reach(status: Status, reason: str) -> FailedError:
-    """The error of a cell that is predicted not to fit, and is not tried."""
+    """Create the error of a cell that is predicted not to fit, and is therefore not tried."""
     return FailedError(Failed(status=status, message=reason, is_predicted=True))
 
 
@@ -64,7 +64,7 @@ STATUSES: Mapping[type[Exception], Status] = {
 
 
 def describe(error: BaseException) -> tuple[Status, str]:
-    """The status of a cell that raised `error`, and a message that names the line in the implementation's own file."""
+    """Return the status of a cell that raised `error`, and a message with the line in the implementation's own file."""
     if isinstance(error, FailedError):
         return error.failed.status, error.failed.message
     for kind, status in STATUSES.items():
@@ -83,7 +83,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
 
 
 def _places(frames: list[traceback.FrameSummary]) -> str:
-    """Name the innermost line in the user's file and, if that called another package than torch, the innermost there.
+    """Name the innermost line of the user's file and, if it called a package other than torch, the innermost one there.
 
     Returns "" if no frame is the user's.
     """
@@ -99,7 +99,7 @@ def _places(frames: list[traceback.FrameSummary]) -> str:
 
 
 def load_error(spec: str, error: Exception) -> Exception:
-    """Turn an error of importing `spec` into a LoadError with all its causes; the harness's ValueErrors are kept."""
+    """Turn an error of importing `spec` into a LoadError with all its causes; return a ValueError of ours unchanged."""
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     is_ours = any(OURS in Path(file).parents for file in raised_in)
     if is_ours and isinstance(error, ValueError):
@@ -115,7 +115,9 @@ def load_error(spec: str, error: Exception) -> Exception:
 def require_within_limit(
     workload: Workload, limit_s: float, candidate: Implementation, on_step: Callable[[], object]
 ) -> None:
-    """Require that a call takes at most `limit_s` seconds, as predicted from shorter lengths; `on_step` precedes each.
+    """Require that a call, as predicted from calls at shorter lengths, takes at most `limit_s` seconds.
+
+    `on_step` is called before each of the shorter calls.
 
     Raises:
         FailedError: a call is predicted to take longer, or the inputs need more memory than is free.
@@ -149,9 +151,9 @@ def require_within_limit(
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
-    """Yield the workload at shorter lengths, which grow fourfold from 16 up to less than the workload's own length.
+    """Yield the workload at shorter lengths, which grow fourfold from 16 and stay below the workload's own length.
 
-    With `compiles` they grow sixteenfold from 256.
+    With `compiles`, the lengths grow sixteenfold from 256.
     """
     length, step = (FIRST_COMPILED_LEN, COMPILED_STEP) if compiles else (FIRST_LEN, STEP)
     while length < workload.longest:
@@ -194,9 +196,10 @@ def predict_call_time(
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
-    """Extrapolate `values`, by length, to `length` with the exponent of the last two, limited to `least` to 2.
+    """Extrapolate `values`, which are keyed by length, to another length, as a power of the length.
 
-    With a single length, the exponent is the larger of 1 and `least`, because the first call is mostly overhead.
+    The exponent is that between the last two values, limited to the range from `least` to MOST_EXPONENT. With a single
+    value, it is the larger of 1 and `least`, because the first call is mostly overhead.
     """
     *_, (before, earlier), (last, value) = [(0, 0.0), *values.items()]
     exponent = 1.0

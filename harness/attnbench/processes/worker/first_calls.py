@@ -15,13 +15,13 @@ from attnbench.contract import Implementation
 from attnbench.processes.messages import FirstCalls
 from attnbench.workloads.workload import Workload
 
-LONGER = 16  # tokens to add: no kernel compiled for the first length fits, and the call takes hardly longer
+LONGER = 16  # tokens to add, so that no kernel compiled for the first length fits, but the call takes hardly longer
 
 
 def measure(workload: Workload, load: Callable[[], Implementation], settings: Mapping[str, str]) -> FirstCalls:
-    """Time the first call in this process, and the first at another length if supported, in seconds.
+    """Time the first call in this process and, if supported, the first call at another length, in seconds.
 
-    `settings` are environment variables that are set first; "" unsets one. `load` imports the implementation.
+    `settings` are environment variables to set first; a value of "" unsets one. `load` imports the implementation.
     """
     for name, value in settings.items():
         os.environ.pop(name, None)
@@ -43,7 +43,7 @@ def measure(workload: Workload, load: Callable[[], Implementation], settings: Ma
 
 
 def at_other_length(workload: Workload) -> Workload | None:
-    """The workload with LONGER more keys, and queries if it has several; None if its mask does not allow that."""
+    """Add LONGER keys and, if there are several queries, LONGER queries; return None if the mask does not allow it."""
     seq_len = workload.seq_len + (LONGER if workload.seq_len > 1 else 0)
     try:
         return msgspec.structs.replace(workload, seq_len=seq_len, kv_len=workload.kv_len + LONGER)

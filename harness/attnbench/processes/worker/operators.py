@@ -16,13 +16,13 @@ from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
 NO_KERNEL = "No available kernel"  # PyTorch's error if no enabled backend can run
-TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")  # part of a warning that is left out
+TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")  # part of PyTorch's warnings that is removed
 NO_REASON = re.compile(r"not used because:?$|has been runtime disabled")
 """Pattern of PyTorch's warnings that give no reason: headlines, and notes on backends that were not requested."""
 
 
 def observe(case: Case, implementation: Implementation, on_step: Callable[[], None]) -> Operators:
-    """Profile `case` in at most three calls; `on_step` is called before each.
+    """Profile `case` in at most three calls; `on_step` is called before each call.
 
     If the workload's direction is backward, the operators are those of the backward pass, and the backend is that of a
     forward call.
@@ -46,7 +46,7 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
 
 
 def refusal(workload: Workload, implementation: Implementation, error: RuntimeError) -> str:
-    """PyTorch's reasons why the requested backend cannot run; "" if `error` has another cause."""
+    """Return PyTorch's reasons why the requested backend cannot run; "" if `error` has another cause."""
     if not implementation.backend or NO_KERNEL not in str(error):
         return ""
     case = build(workload, implementation, place(draw_normal(workload, 0), workload))

@@ -1,8 +1,8 @@
 # ruff: noqa: SLF001 - torch exposes part of its state only under private names
 """Settings of a process that change results or speed: they are read before and after every request, and restored.
 
-This catches accidental side effects on other code in the same process. As a protection against malicious code, foreign
-implementations have processes of their own.
+This catches accidental side effects on other code in the same process. To protect against malicious code, foreign
+implementations run in processes of their own.
 """
 
 import os
@@ -31,8 +31,8 @@ REPLACEABLE: dict[Any, tuple[str, ...]] = {
     torch.Tensor: ("__matmul__", "matmul", "softmax"),
     time: ("perf_counter", "perf_counter_ns"),
 }
-"""Functions that code could replace for the whole process, as SageAttention's manual advises for
-`scaled_dot_product_attention`, and the clocks."""
+"""Functions and clocks that code could replace for the whole process. For example, SageAttention's manual advises to
+replace `scaled_dot_product_attention`."""
 FUNCTIONS = {f"{place.__name__}.{name}": (place, name) for place, names_ in REPLACEABLE.items() for name in names_}
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
@@ -44,7 +44,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "flushing of denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
     "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    "inference mode": (torch.is_inference_mode_enabled, lambda _: None),  # this and both modes cannot be restored
+    "inference mode": (torch.is_inference_mode_enabled, lambda _: None),  # it and the next two cannot be restored
     "function modes": (torch._C._len_torch_function_stack, lambda _: None),
     "dispatch modes": (torch._C._len_torch_dispatch_stack, lambda _: None),
     "trace function": (sys.gettrace, sys.settrace),
@@ -74,14 +74,14 @@ class SharedStateError(Exception):
 
 
 class Guard:
-    """A snapshot of the settings, but with the functions of REPLACEABLE as they were at the import of this module."""
+    """A snapshot of the settings, except that functions in REPLACEABLE are those at the import of this module."""
 
     def __init__(self) -> None:
         self.kept = {name: read() for name, (read, _) in SETTINGS.items()} | AT_START
         self.folder = os.getcwd()  # noqa: PTH109 - called often
 
     def restored(self) -> str:
-        """Restore changed settings; return the changes in words, or "". The current folder is restored silently."""
+        """Restore changed settings, and the current folder; return the changes of settings in words, or "" if none."""
         os.chdir(self.folder)
         changed = {name: seen for name, (read, _) in SETTINGS.items() if (seen := read()) != self.kept[name]}
         for name in changed:
@@ -91,10 +91,10 @@ class Guard:
         return f"it changed {', '.join(listed)} for all code in the process" if listed else ""
 
     def require_unchanged(self) -> None:
-        """Restore the settings.
+        """Restore the settings, and require that none was changed.
 
         Raises:
-            SharedStateError: some were changed; the message names them.
+            SharedStateError: some settings were changed; the message names them.
         """
         if changed := self.restored():
             raise SharedStateError(changed)

@@ -1,9 +1,9 @@
 """The plug-in torch-tb-profiler, made to work without a network, with charts drawn by Vega-Lite.
 
-The plug-in loads two things from the internet, without which every view is an endless spinner: Google Charts, and a
-substitute for HTML imports and the first version of custom elements, which its trace viewer needs and browsers have
-dropped. Here, scripts in static/ draw the charts with the Vega-Lite that report.html carries, and define the custom
-elements; the imported page is inserted into the one that imports it.
+The plug-in loads two things from the internet: Google Charts, and a substitute for HTML imports and the first version
+of custom elements, which its trace viewer needs and browsers have dropped. Without these, every view is an endless
+spinner. Here, scripts in static/ draw the charts with the copy of Vega-Lite in report.html, and define the custom
+elements. The imported page is inserted into the page that imports it.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from werkzeug import Response
 THEIRS = Path(torch_tb_profiler.__file__).parent / "static"
 OURS = Path(__file__).parent / "static"
 CHARTS = ("data", "charts", "table", "google")
-LIBRARY = Path(__file__).parents[2] / "reports" / "vega.js"  # Vega-Lite, the copy that report.html carries
+LIBRARY = Path(__file__).parents[2] / "reports" / "vega.js"  # the copy of Vega-Lite that report.html contains
 REPLACED = {
     "index.html": {
         '<script src="https://www.gstatic.com/charts/loader.js"></script>': '<script src="charts.js"></script>',
@@ -31,12 +31,12 @@ REPLACED = {
         ).read_text(encoding="utf-8"),
     },
 }
-"""For each page (index.html: all views; trace_embedding.html: the Trace view), the parts that load something, and their
-replacements."""
+"""For each page (index.html: all views; trace_embedding.html: the Trace view), the parts that load something from the
+internet, and their replacements."""
 
 
 def page(name: str) -> str:
-    """A page of the plug-in that loads nothing from the internet.
+    """Return a page of the plug-in, changed so that it loads nothing from the internet.
 
     Raises:
         ValueError: the installed plug-in has a different page.
@@ -51,7 +51,7 @@ def page(name: str) -> str:
 
 
 def script(*names: str) -> str:
-    """The scripts with those names in static/, concatenated."""
+    """Concatenate the scripts with these names in static/."""
     return "\n".join((OURS / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
@@ -59,7 +59,7 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
     """The plug-in with pages and scripts that work without internet access."""
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        """The pages of the plug-in by path, with our replacements."""
+        """Return the pages of the plug-in by path, with our replacements."""
         theirs: dict[str, Callable[..., Any]] = super().get_plugin_apps()
         charts = f"{LIBRARY.read_text(encoding='utf-8')}\n{script(*CHARTS)}"
         scripts = {"/charts.js": charts, "/elements.js": script("elements")}
@@ -71,7 +71,7 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         }
 
     def get_diff_status(self, base: Any, exp: Any) -> Any:  # noqa: ANN401
-        """The comparison of two runs, with the operators of both sides aligned, because the page pairs rows."""
+        """Compare two runs; align the operators of both sides, because the page pairs the rows of both sides."""
         compared = super().get_diff_status(base, exp)
         align(compared)
         return compared

@@ -18,7 +18,7 @@ POLL_S = 0.1
 def launch(folder: Path, port: int) -> str:
     """Serve the traces below `folder`; return the address.
 
-    Starts threads, and processes that import the main module: call it only below `if __name__ == ...`.
+    This starts threads, and processes that import the main module: call it only below `if __name__ == "__main__"`.
 
     Raises:
         ValueError: the port is taken.
@@ -38,7 +38,7 @@ def launch(folder: Path, port: int) -> str:
 
 
 def stopping() -> SimpleQueue[int]:
-    """A queue that receives Ctrl-C and SIGTERM from now on, even in a background script.
+    """Create a queue that receives the signals of Ctrl-C and SIGTERM from now on, even in a background script.
 
     A signal handler may fill a SimpleQueue at any moment. With threading.Event, a signal that arrives while wait()
     holds its lock would wait for that lock forever.

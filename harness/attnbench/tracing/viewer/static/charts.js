@@ -3,13 +3,13 @@
 
 const INK = "#222222";
 const FAINT = "#d9d9d9";
-// Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/, then lighter turns of the same.
+// Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/, then lighter versions of the same colours.
 const COLOURS = [
   "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#8c8c8c",
   "#66AAD1", "#E69E66", "#66C5AB", "#E0AFCA", "#F0C566", "#9AD2F2", "#F6EF8E", "#bababa",
 ];
 const CHARACTER = 6.7; // width of an average character at 11 px
-const LABELLED = 0.06; // least share of a slice with a label
+const LABELLED = 0.06; // a slice of a pie with a smaller share has no label
 
 function number(value, digits = 2) {
   if (typeof value !== "number") return String(value ?? "");
@@ -20,7 +20,7 @@ function percent(share) {
   return `${(100 * share).toFixed(1)}%`;
 }
 
-/** Dark on light colours, and light on dark ones. */
+/** The colour of text on a colour: dark on light colours, and light on dark ones. */
 function inkOn(colour) {
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
   return 0.299 * red + 0.587 * green + 0.114 * blue > 150 ? INK : "white";
@@ -28,7 +28,7 @@ function inkOn(colour) {
 
 const EMPTY = { data: { values: [{}] }, mark: { type: "text", fontSize: 13 }, encoding: { text: { value: "no time here" } } };
 
-/** The text of what the page has made for a tooltip, which may be HTML. */
+/** The plain text of a tooltip that the page has made, which may be HTML. */
 function plain(text) {
   return new DOMParser().parseFromString(String(text), "text/html").body.innerText;
 }
@@ -55,7 +55,7 @@ class Chart {
     const drawing = vegaEmbed(place, { ...size, background: null, title, config, ...this.spec() }, { actions: false, renderer: "svg", logLevel: 1 });
     this.drawing = drawing;
     drawing.then(({ view }) => {
-      if (drawing !== this.drawing) return; // a later one is on its way
+      if (drawing !== this.drawing) return; // a later drawing has begun
       this.view = view;
       this.connect(view);
       events.trigger(this, "ready");
@@ -242,7 +242,7 @@ class LineChart extends AxesChart {
   }
 }
 
-/** Bars along time, a row for each level; what is narrower than a pixel is drawn once for each pixel. */
+/** Bars along a time axis, a row for each level; of bars narrower than a pixel, only one is drawn in each pixel. */
 class Timeline extends Chart {
   spec() {
     const first = Math.min(...this.data.rows.map((row) => row[3]));

@@ -32,7 +32,7 @@ class DataTable {
     return this.columns[column].label ?? this.columns[column].id ?? "";
   }
 
-  /** The columns of numbers to draw, each with the column that explains it, or -1. */
+  /** The columns of numbers to draw, each with the index of the column of its tooltips, or -1. */
   series() {
     const found = [];
     this.columns.forEach((column, index) => {

@@ -8,7 +8,7 @@
   const make = Document.prototype.createElement;
   const copy = Document.prototype.importNode;
   const clone = Node.prototype.cloneNode;
-  const OVERLAY = "overlay"; // the only element with a shadow; today only a name with a hyphen may have one
+  const OVERLAY = "overlay"; // the only element with a shadow tree, which now requires a name with a hyphen
 
   function definitionOf(element) {
     const is = element.getAttribute("is");
@@ -96,7 +96,7 @@
     return root;
   };
   Object.defineProperty(document, "_currentScript", { get: () => document.currentScript });
-  window.wrap = window.unwrap = (node) => node; // of the polyfill for shadow trees, where nodes have two faces
+  window.wrap = window.unwrap = (node) => node; // functions of the polyfill for shadow trees, which wraps nodes
   window.CustomElements = {
     useNative: false,
     hasNative: false,

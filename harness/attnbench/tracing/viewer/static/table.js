@@ -1,4 +1,4 @@
-// A table of rows that are sorted by a click on a column's name and turned over in pages.
+// A table in pages, whose rows are sorted by a click on a column's name.
 "use strict";
 
 class Table extends Chart {
