@@ -23,10 +23,7 @@ def attention(
     dropout: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
-
-    `mask` is broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by default.
-    """
+    """Attend: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask (B or 1, H or 1, T, S) -> (B, H, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     attended, num_keys = [], key.shape[2]
     for first in range(0, query.shape[2], TILE):
@@ -44,10 +41,7 @@ def attention(
 
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Compute one tile of scaled queries (B, H, t, K), with key (B, H, S, K) and value (B, H, S, V) -> (B, H, t, V).
-
-    Sums are in float32 at least.
-    """
+    """Attend from a tile of scaled queries (B, H, t, K) to key (B, H, S, K), value (B, H, S, V) -> (B, H, t, V)."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     maximum = torch.full_like(query[..., :1], torch.finfo(dtype).min, dtype=dtype)  # finite: -inf - -inf is NaN
     total, output = torch.zeros_like(maximum), torch.zeros_like(maximum)

@@ -6,12 +6,14 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import coverage
 import pytest
 import torch
 
+from attnbench import cli
 from attnbench.analysis import comparisons
 from attnbench.commands import OUTPUT
 from tests import forks
@@ -91,6 +93,20 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", forks.python())
         yield
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
+    """Call the command in this process; return its output and its exit code."""
+
+    def call(*arguments: object) -> SimpleNamespace:
+        monkeypatch.setattr("sys.argv", ["attnbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=ended.value.code or 0, stdout=printed.out, stderr=printed.err)
+
+    return call
 
 
 @pytest.fixture

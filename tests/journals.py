@@ -288,4 +288,4 @@ def _agreement(workload: Workload, name: str, found: Status, rng: np.random.Gene
         ProbeResult(probe=probe, tensors=tuple(map(tensor, tensors)))
         for probe, tensors in (("normal", ("output",)), ("needles", ("output", "grad_query")))
     )
-    return Agreement(oracle="float64 loops", probes=probes, diagnosis="off by one" if largest > 1 else "")
+    return Agreement(probes=probes, diagnosis="off by one" if largest > 1 else "")

@@ -7,10 +7,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import typer
 
 from attnbench import cli, samples, table
 from attnbench.commands import RETIRED, ExitCode
@@ -31,19 +29,11 @@ def command(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnb
 
 
 @pytest.fixture
-def called(tmp_path, monkeypatch, capsys):
-    """Call the command in this process; return its output and its exit code."""
+def called(called, tmp_path, monkeypatch):
+    """Call the command in this process and an empty folder; return its output and its exit code."""
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in cli.SIGNALS}
-
-    def call(*arguments: str) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["attnbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        return SimpleNamespace(returncode=ended.value.code or 0, stdout=printed.out, stderr=printed.err)
-
-    yield call
+    yield called
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -231,9 +221,3 @@ def test_a_retired_command_names_its_replacement(called, words):
     assert found.returncode == 2
     assert RETIRED[words] in found.stderr
     assert found.stderr.count("\n") == 1
-
-
-def test_run_has_at_most_20_options():
-    parameters = typer.main.get_command(cli.app).commands["run"].params
-    names = {max(each.opts, key=len)[2:] for each in parameters if each.opts[0].startswith("-")} - {"help"}
-    assert len(names) <= 20, names

@@ -13,7 +13,6 @@ import attnbench
 from attnbench.analysis.conclusion import Ending, Mark
 from attnbench.analysis.gate.rulings import Kind
 from attnbench.analysis.gate.rulings import Outcome as GateOutcome
-from attnbench.analysis.judgements import CheckVerdict
 from attnbench.analysis.warned import Warn
 from attnbench.checking import diagnosis, dropout, page_rules, rules, side_effects
 from attnbench.checking.backward_mistakes import backward_catalogue
@@ -24,7 +23,7 @@ from attnbench.explained import KINDS, explained, explanations
 from attnbench.reports import verdict
 from attnbench.statistics.break_even import Payoff
 from attnbench.statistics.verdict import Reason
-from attnbench.storage.records import CONVENTIONS, EMPTY_ROWS, HIDDEN_NAN, Grade, Status, Verdict
+from attnbench.storage.records import CONVENTIONS, EMPTY_ROWS, HIDDEN_NAN, CheckVerdict, Status, Verdict
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 
@@ -88,7 +87,7 @@ def test_reasons_and_equal_are_found_by_their_words():
         assert [each.name for each in explained(reason) if each.kind == "reason"] == [reason.name]
     assert {each.name for each in explained("equal")} == {"equivalent", "equal"}  # a verdict, and a probe
     assert explained("Wrong")[0].name == "WRONG"
-    assert {str(grade) for grade in Grade} <= {each.name.lower() for each in explanations()}
+    assert {grade.lower() for grade in CheckVerdict} <= {each.name.lower() for each in explanations()}
 
 
 def test_each_entry_says_four_things():

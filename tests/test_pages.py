@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shlex
 import shutil
 from functools import cache
 from pathlib import Path
@@ -13,12 +12,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-import typer
 from PIL import Image
 
 from attnbench import plugins
 from attnbench.analysis.results import read
-from attnbench.cli import app
 from attnbench.explained import explanations
 from attnbench.reports import plotted_metrics
 from attnbench.statistics.verdict import Effect, judge
@@ -26,7 +23,6 @@ from attnbench.storage.records import Status, Verdict
 
 ROOT = Path(__file__).parents[1]
 FIELD = ROOT / "examples" / "field"
-PROGRAM = typer.main.get_command(app)
 DTYPES = ("float32", "float16")
 CELLS = pd.DataFrame(
     [
@@ -199,19 +195,6 @@ def test_the_readme_shows_what_was_measured_on_a_gpu():
     assert len(shown) == 1
     assert shown[0] in text_of("results/gallery/gpu/README.md")
     assert "](docs/cuda.md)" in gpu
-
-
-def test_each_command_can_be_typed():
-    hour = program("docs/first_hour.py")
-    for question in [*hour.QUESTIONS, *hour.SHOWN.values()]:
-        for command in re.split("&&|;", question.command):
-            words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", word)]
-            if words and words[0] == "attnbench":
-                name, *arguments = words[1:]
-                PROGRAM.commands[name].make_context(name, arguments)
-            for word in words:
-                if word.endswith(".py") or ".py:" in word:
-                    assert (hour.EXAMPLES / word.partition(":")[0]).is_file()
 
 
 def test_each_file_of_the_field_holds_one_implementation_of_a_package_with_a_version():

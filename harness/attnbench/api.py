@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.analysis.comparisons import Comparison, comparisons
 from attnbench.analysis.conclusion import factor
-from attnbench.analysis.judgements import CheckVerdict, judgements
+from attnbench.analysis.judgements import judgements
 from attnbench.analysis.recommendation import Recommendation, recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as table
@@ -39,7 +39,7 @@ from attnbench.reports import Picture, answers, recommended, screen, summary, ti
 from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import FALSE_SHARE, Verdict
+from attnbench.storage.records import FALSE_SHARE, CheckVerdict, Verdict
 from attnbench.units import quantity
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 

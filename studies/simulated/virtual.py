@@ -80,7 +80,7 @@ _TENSOR = TensorError(
     expected=0.5,
     actual=0.5,
 )
-AGREEMENT = Agreement(oracle="simulated", probes=(ProbeResult(probe="normal", tensors=(_TENSOR,)),))
+AGREEMENT = Agreement(probes=(ProbeResult(probe="normal", tensors=(_TENSOR,)),))
 OPERATORS = Operators(calls=(Operator(name="simulated", num_calls=1, self_s=1e-3),))
 
 Seconds = Callable[[Workload, str], float]

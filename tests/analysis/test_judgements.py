@@ -4,12 +4,13 @@ import msgspec
 import pytest
 
 from attnbench.analysis.conclusion import Ending
-from attnbench.analysis.judgements import MANY_CELLS, CheckVerdict, Judgement
+from attnbench.analysis.judgements import MANY_CELLS, Judgement
 from attnbench.reports import exit_status
 from attnbench.storage.records import (
     CONVENTIONS,
     KEPT_MEMORY,
     Agreement,
+    CheckVerdict,
     Measurement,
     ProbeResult,
     Record,
@@ -37,7 +38,7 @@ def agreement(*, error: float | None = 0.1, found: str = "", conventions: tuple[
     output = TensorError(tensor="output", error=error, actual=actual, **sizes)
     rules = (RuleResult(rule="hidden NaN", holds=False, found=found, is_noted=True),) if found else ()
     probes = (ProbeResult(probe="normal", tensors=(output,)),)
-    return Agreement(oracle="a loop", probes=probes, rules=rules, conventions=conventions)
+    return Agreement(probes=probes, rules=rules, conventions=conventions)
 
 
 def judgement(
@@ -154,7 +155,7 @@ def test_the_worst_head_of_an_approximation_is_named() -> None:
         TensorError(tensor="output", worst=(0, 3, 1, 2), **far),  # type: ignore[arg-type]
         TensorError(tensor="gradient of key", worst=(0, 1, 1, 2), **far | {"error": 2.0}),  # type: ignore[arg-type]
     )
-    found = Agreement(oracle="a loop", probes=(ProbeResult(probe="normal", tensors=tensors),))
+    found = Agreement(probes=(ProbeResult(probe="normal", tensors=tensors),))
     record = msgspec.structs.replace(judgement(Status.approximate).records[0], agreement=found)
     sentence = Judgement(implementation="mine", records=(record,), planned=PLANNED).sentence
     assert "off by up to 60 % of the largest value" in sentence
@@ -174,7 +175,7 @@ def test_an_imprecise_verdict_names_tensor_cell_and_factor_and_passes() -> None:
         for name, error in (("output", 0.4), ("output", 1.2), ("gradient of key", 2.5))
     )
     records = [
-        msgspec.structs.replace(each, agreement=Agreement(oracle="", probes=(ProbeResult(probe=probe, tensors=found),)))
+        msgspec.structs.replace(each, agreement=Agreement(probes=(ProbeResult(probe=probe, tensors=found),)))
         for each, probe, found in zip(
             judgement(*[OK] * 12).records,
             ["normal", "needles", *["normal"] * 10],

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from attnbench.captured import replay
 from attnbench.cli import app
-from attnbench.storage.records import Grade
+from attnbench.storage.records import CheckVerdict
 from tests.captured.test_repro import RIGHT
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -56,7 +56,7 @@ def capture(folder, **more):
     return folder / "tensors.pt"
 
 
-def grades(folder, file, names=("mine", "by_memory", "unmasked")) -> dict[str, Grade]:
+def grades(folder, file, names=("mine", "by_memory", "unmasked")) -> dict[str, CheckVerdict]:
     saved, found = replay.load(file), {}
     for name in names:
         replay.answer(f"{folder / name}.py:{name}", str(file), str(folder / name))
@@ -81,7 +81,11 @@ def test_replay_accepts_a_right_function_and_rejects_two_wrong_ones(tmp_path, dt
     }
     torch.save(saved, file)
     assert replay.load(file)["key"].stride() == saved["key"].stride() != torch.empty(2, 4, 13, 8).stride()
-    assert grades(tmp_path, file) == {"mine": Grade.right, "by_memory": Grade.wrong, "unmasked": Grade.wrong}
+    assert grades(tmp_path, file) == {
+        "mine": CheckVerdict.right,
+        "by_memory": CheckVerdict.wrong,
+        "unmasked": CheckVerdict.wrong,
+    }
 
 
 def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, monkeypatch):
@@ -136,7 +140,7 @@ def test_a_file_of_another_form_is_refused_with_the_form(tmp_path, saved, says):
 
 def test_a_scale_of_zero_is_a_scale(tmp_path):
     file = capture(tmp_path, scale=0.0)
-    assert grades(tmp_path, file, ["mine"]) == {"mine": Grade.right}
+    assert grades(tmp_path, file, ["mine"]) == {"mine": CheckVerdict.right}
 
 
 def test_a_file_that_would_execute_something_is_refused(tmp_path):

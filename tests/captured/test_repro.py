@@ -11,7 +11,7 @@ from attnbench.captured.repro import Request, write
 from attnbench.checking.agreement import References, compare
 from attnbench.commands.repro import _worst
 from attnbench.contract.loading import implementation
-from attnbench.storage.records import Grade, Record, Status
+from attnbench.storage.records import CheckVerdict, Record, Status
 from attnbench.workloads.workload import Workload
 from tests.test_cli import command
 
@@ -80,7 +80,7 @@ def codes(torch_alone, scripts) -> list[str]:
     return subprocess.run(given, capture_output=True, text=True, check=True).stdout.split()
 
 
-def script_of(folder, text: str, axes: dict) -> tuple[Path, Grade]:
+def script_of(folder, text: str, axes: dict) -> tuple[Path, CheckVerdict]:
     """Write the script of the first tensor that is not right; also return the grade."""
     folder.mkdir()
     (folder / "mine.py").write_text(text)
@@ -130,6 +130,6 @@ def mine(query, key, value, *, mask=None, scale=None):
 def test_an_imprecise_answer_has_a_script_too(tmp_path, torch_alone):
     axes = {"num_heads": 2, "direction": "inference"}
     script, grade = script_of(tmp_path / "noisy", NOISY, axes)
-    assert grade is Grade.imprecise
+    assert grade is CheckVerdict.imprecise
     assert codes(torch_alone, [script]) == ["1"]
     assert "imprecise" in script.read_text()

@@ -17,7 +17,7 @@ from attnbench.checking.reference import SCREENED, References, call_candidate, e
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
-from attnbench.storage.records import Grade
+from attnbench.storage.records import CheckVerdict
 from attnbench.workloads.workload import Workload
 from tests.checking.textbook import Textbook
 from tests.checks import references
@@ -299,7 +299,7 @@ def test_an_honest_merge_in_half_precision_is_imprecise():
     workload = Workload(dtype="bfloat16", direction="inference", seed=1, **sizes)
     reference = reference_for_probe(workload, "needles", 1)
     (found,) = errors(call_candidate(from_function(merged, "a test"), reference).compared, reference)
-    assert found.grade is Grade.imprecise
+    assert found.grade is CheckVerdict.imprecise
 
 
 @pytest.mark.parametrize(
@@ -317,4 +317,4 @@ def test_gradients_of_a_group_add_in_any_order_but_not_serially_in_bfloat16(dtyp
     reference = reference_for_probe(workload, "equal", 2)
     found = errors(call_candidate(Implementation(build=Grouped, source="a test"), reference).compared, reference)
     assert {each.tensor for each in found if not each.agrees} == (set() if is_right else {"gradient of value"})
-    assert all(each.grade is not Grade.wrong for each in found)
+    assert all(each.grade is not CheckVerdict.wrong for each in found)

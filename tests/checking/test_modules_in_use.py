@@ -11,7 +11,7 @@ from attnbench.checking.reference import References
 from attnbench.contract.adapters import adapt, packed, split
 from attnbench.contract.functions import from_function
 from attnbench.plugins import discover_implementations
-from attnbench.storage.records import Grade
+from attnbench.storage.records import CheckVerdict
 from attnbench.workloads.workload import Workload
 from tests.checks import references
 
@@ -126,7 +126,7 @@ class DetachesWhatItKeeps(Cached):
         return super().attend(query, key.detach(), value.detach(), mask)
 
 
-@pytest.mark.parametrize(("kind", "grade"), [(Cached, Grade.right), (DetachesWhatItKeeps, Grade.wrong)])
+@pytest.mark.parametrize(("kind", "grade"), [(Cached, CheckVerdict.right), (DetachesWhatItKeeps, CheckVerdict.wrong)])
 def test_gradients_of_a_module_with_a_cache_are_checked_on_request(kind, grade):
     made = adapted(kind, masks=("causal",), has_cache=True)
     assert made.built_in()["direction"] == "inference"

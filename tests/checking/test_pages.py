@@ -18,7 +18,7 @@ from attnbench.checking.page_mistakes import page_mistakes
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
-from attnbench.storage.records import Agreement, Grade
+from attnbench.storage.records import Agreement, CheckVerdict
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 from tests.checks import cell_of, checked, references
@@ -121,14 +121,14 @@ def judged(made: Implementation, workload: Workload = MIXED) -> Agreement:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_caught_and_named(name: str) -> None:
     found = judged(paged(**MISTAKES[name]))
-    assert found.grade is Grade.wrong
+    assert found.grade is CheckVerdict.wrong
     assert name in found.mistakes, found.diagnosis
 
 
 @pytest.mark.parametrize("name", OF_SCALES)
 def test_a_mistake_in_scales_is_caught_and_named(name: str) -> None:
     found = judged(in_8_bits(OF_SCALES[name]), EIGHT_BITS)
-    assert found.grade is Grade.wrong
+    assert found.grade is CheckVerdict.wrong
     assert name in found.mistakes, found.diagnosis
 
 
@@ -140,7 +140,7 @@ def test_a_function_may_take_one_scale_for_a_tensor(name: str | None) -> None:
     found = judged(in_8_bits(lambda *own: kept.append(own) or scales(*own)), workload)
     assert {each.shape for pair in kept for each in pair} == {(1,)}
     assert found.mistakes[:1] == ((name,) if name else ())
-    assert found.grade is (Grade.wrong if name else Grade.right)
+    assert found.grade is (CheckVerdict.wrong if name else CheckVerdict.right)
 
 
 def test_a_shared_page_that_one_request_reads_is_named() -> None:
@@ -185,7 +185,7 @@ def test_pages_kept_by_address_are_stale_once_a_service_has_written_them() -> No
         cache = tuple(kept.setdefault((each.data_ptr(), each.shape), each.clone()) for each in (key_cache, value_cache))
         return attend(query, cache, block_table, seq_lens, cu_seqlens_q)
 
-    assert judged(from_function(attention, "attention")).grade is Grade.wrong
+    assert judged(from_function(attention, "attention")).grade is CheckVerdict.wrong
 
 
 @pytest.mark.parametrize("name", ["key_cache", "block_table"])
@@ -196,7 +196,7 @@ def test_a_write_into_what_a_service_lends_is_found(name: str) -> None:
         return output
 
     found = judged(from_function(attention, "attention"))
-    assert found.grade is Grade.wrong
+    assert found.grade is CheckVerdict.wrong
     assert f"changed its input {name}" in str(found.rules)
 
 
@@ -242,7 +242,7 @@ def test_honest_functions_of_pages_are_right_on_every_usual_cell(name: str) -> N
     able = [cell for cell in cells() if honest.unsupported(cell) is None]
     grades = {cell.id: check(references(cell), honest, known).grade for cell in able}
     assert len(able) >= 18
-    assert set(grades.values()) == {Grade.right}, grades
+    assert set(grades.values()) == {CheckVerdict.right}, grades
 
 
 @pytest.mark.parametrize("name", ["sdpa", "fused", "bmm"])
@@ -250,7 +250,7 @@ def test_honest_functions_of_pages_are_right_on_every_usual_cell(name: str) -> N
     "workload", [MIXED, EIGHT_BITS, SHARED, WINDOWED], ids=["mixed", "8 bits", "shared", "windows"]
 )
 def test_a_dense_function_is_right_on_gathered_requests(name: str, workload: Workload) -> None:
-    assert judged(implementation(name), workload).grade is Grade.right
+    assert judged(implementation(name), workload).grade is CheckVerdict.right
 
 
 def test_usual_cells_have_what_a_service_runs() -> None:
@@ -331,7 +331,7 @@ def test_what_only_very_many_keys_show_is_found_with_few_calls() -> None:
 
     long = next(cell for cell in cells() if cell.kv_len > 2**15)
     found = judged(paged(address=narrow), long)
-    assert found.grade is Grade.wrong
+    assert found.grade is CheckVerdict.wrong
     assert len(calls) < 300
 
 
@@ -344,7 +344,7 @@ def test_without_query_bounds_a_function_decodes_alone() -> None:
     assert "cu_seqlens_q" in str(made.unsupported(MIXED))
     decode = Workload(batch="q1kv32_q1kv31_q1kv33", page_size=16, **SIZES)
     assert made.unsupported(decode) is None
-    assert judged(made, decode).grade is Grade.right
+    assert judged(made, decode).grade is CheckVerdict.right
 
 
 @pytest.mark.parametrize(
@@ -370,5 +370,5 @@ def test_a_request_that_depends_on_the_place_of_its_pages_is_not_said_to_depend_
         return address
 
     found = judged(paged(address=address, weights=lambda weights, scores, request: weights * (1 + 1e-7 * first[0])))
-    assert found.grade is Grade.right
+    assert found.grade is CheckVerdict.right
     assert "neighbours" not in {rule.rule for rule in found.notes}

@@ -5,7 +5,7 @@ import torch
 
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.tolerance import IMPRECISE_FACTOR, LEAST_NUMBERS, Tolerance, by_row
-from attnbench.storage.records import Agreement, Grade, ProbeResult, TensorError
+from attnbench.storage.records import Agreement, CheckVerdict, ProbeResult, TensorError
 
 ROWS, WIDTH = 256, 64
 NOISE = 2.0**-8
@@ -38,7 +38,7 @@ def judged(error):
 
 def test_an_honest_error_is_less_than_half_of_what_is_allowed():
     found = judged(noise(9))
-    assert found.grade is Grade.right
+    assert found.grade is CheckVerdict.right
     assert found.ratio < 0.5
 
 
@@ -52,20 +52,20 @@ def test_an_error_of_late_small_rows_shows_though_early_rows_may_have_a_larger_o
     error = late(0.05)
     assert error.abs().max() < tolerance().of_rows[0]  # one limit for the whole tensor would let it pass
     found = judged(error + noise(9))
-    assert found.grade is Grade.wrong
+    assert found.grade is CheckVerdict.wrong
     assert found.rms / found.allowed_rms > 2
     assert found.rows[0] >= 192 - LEAST_NUMBERS // WIDTH
 
 
 def test_noise_that_adds_up_is_imprecise_and_far_more_is_wrong():
-    assert judged(noise(9, 6.0)).grade is Grade.imprecise
-    assert judged(noise(9, 6.0 * IMPRECISE_FACTOR)).grade is Grade.wrong
+    assert judged(noise(9, 6.0)).grade is CheckVerdict.imprecise
+    assert judged(noise(9, 6.0 * IMPRECISE_FACTOR)).grade is CheckVerdict.wrong
 
 
 def test_an_error_that_follows_the_answer_is_wrong_however_small():
     found = judged(0.05 * answer())
     assert 1 < found.ratio < IMPRECISE_FACTOR
-    assert found.grade is Grade.wrong
+    assert found.grade is CheckVerdict.wrong
 
 
 def test_noise_in_a_few_rows_is_wrong_unless_slight_and_in_a_half_precision_gradient():
@@ -76,9 +76,9 @@ def test_noise_in_a_few_rows_is_wrong_unless_slight_and_in_a_half_precision_grad
     twice[64:96] *= 10
     found = judged(far)
     assert 1 < found.ratio < IMPRECISE_FACTOR
-    assert found.grade is judged(slight).grade is Grade.wrong
+    assert found.grade is judged(slight).grade is CheckVerdict.wrong
     grades = [tolerance("gradient of key").judge(answer() + error).grade for error in (far, slight, twice)]
-    assert grades == [Grade.wrong, Grade.imprecise, Grade.wrong]
+    assert grades == [CheckVerdict.wrong, CheckVerdict.imprecise, CheckVerdict.wrong]
 
 
 def test_half_precision_may_follow_the_answer_in_part():
@@ -93,8 +93,8 @@ def test_half_precision_may_follow_the_answer_in_part():
         assert all(1 < each.ratio < IMPRECISE_FACTOR for each in found)
         return [each.grade for each in found]
 
-    assert grades(torch.bfloat16) == [Grade.imprecise, Grade.wrong]
-    assert grades(torch.float32) == [Grade.wrong, Grade.wrong]
+    assert grades(torch.bfloat16) == [CheckVerdict.imprecise, CheckVerdict.wrong]
+    assert grades(torch.float32) == [CheckVerdict.wrong, CheckVerdict.wrong]
 
 
 def test_a_row_whose_terms_all_but_cancel_may_be_off_by_a_share_of_its_terms():
@@ -115,7 +115,7 @@ def test_what_is_not_finite_is_wrong():
     error = noise(9)
     error[3, 4] = torch.nan
     found = judged(error)
-    assert (found.error, found.ratio, found.grade) == (None, None, Grade.wrong)
+    assert (found.error, found.ratio, found.grade) == (None, None, CheckVerdict.wrong)
     assert found.worst == (3, 4)
 
 
@@ -126,13 +126,13 @@ def test_a_parameter_has_its_first_axis_as_rows():
     spoiled[3] *= 1.02
     assert found.judge(right).ratio == 0
     assert found.judge(spoiled).rows == (3, 4)
-    assert found.judge(spoiled).grade is Grade.wrong
+    assert found.judge(spoiled).grade is CheckVerdict.wrong
 
 
 def test_a_number_is_its_own_row():
     right = torch.randn(5, generator=draws(0), dtype=torch.float64)
     found = Tolerance("gradient of sinks", right, [by_row(1e-7 * right, 0)], axis=0, dtype=torch.float32)
-    assert found.judge(right * (1 + 1e-7)).grade is Grade.right
+    assert found.judge(right * (1 + 1e-7)).grade is CheckVerdict.right
     assert found.judge(right * 1.01).worst == (int(right.abs().argmax()),)
 
 
@@ -140,17 +140,17 @@ def test_an_error_of_an_old_journal_is_judged_by_its_largest_number():
     old = {"tensor": "output", "error": 2.0, "allowed": 4.0, "yardstick_error": 1.0, "rounding_band": 1.0}
     old |= {"worst": [0], "expected": 1.0, "actual": 3.0}
     found = msgspec.convert(old, TensorError)
-    assert (found.ratio, found.grade) == (0.5, Grade.right)
-    assert msgspec.structs.replace(found, error=5.0).grade is Grade.wrong
+    assert (found.ratio, found.grade) == (0.5, CheckVerdict.right)
+    assert msgspec.structs.replace(found, error=5.0).grade is CheckVerdict.wrong
 
 
 def test_an_answer_is_as_right_as_its_worst_tensor():
     def agreement(*errors, **fields):
-        return Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=errors),), **fields)
+        return Agreement(probes=(ProbeResult(probe="normal", tensors=errors),), **fields)
 
     right, imprecise, wrong = (judged(error) for error in (noise(9), noise(9, 6.0), 0.1 * answer()))
-    assert [agreement(right, each).grade for each in (right, imprecise, wrong)] == list(Grade)
-    assert agreement().grade is agreement(right, diagnosis="a fault").grade is Grade.wrong
+    assert [agreement(right, each).grade for each in (right, imprecise, wrong)] == ["right", "imprecise", "WRONG"]
+    assert agreement().grade is agreement(right, diagnosis="a fault").grade is CheckVerdict.wrong
 
 
 def test_what_is_said_of_an_error_is_the_limit_that_it_exceeds():
@@ -162,7 +162,7 @@ def test_what_is_said_of_an_error_is_the_limit_that_it_exceeds():
         ProbeResult(probe="large", tensors=(judged(noise(9, 6.0)),)),
         ProbeResult(probe="normal", tensors=(found,)),
     )
-    words = describe(Agreement(oracle="", probes=probes))
+    words = describe(Agreement(probes=probes))
     assert "wrong on normal inputs" in words  # and not imprecise on the others, by a larger factor
     assert "RMS" in words
     assert f"{found.allowed_rms:.3g}" in words
@@ -184,7 +184,7 @@ def test_a_lucky_needle_has_the_limit_that_other_needles_make_likely():
     honest = [by_row(lucky, -2)] * 4
     limits = Tolerance("gradient of key", right, honest, axis=-2, dtype=torch.bfloat16)
     assert limits.judge(right + 0.4 * error).ratio < 0.5
-    assert limits.judge(right + 10 * error).grade is Grade.wrong
+    assert limits.judge(right + 10 * error).grade is CheckVerdict.wrong
 
 
 def test_limits_grow_where_honest_forms_lose_the_digits_of_a_gradient():

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench import cli
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.commands.run import shard
@@ -26,14 +25,11 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def called(results, monkeypatch, capsys):
+def called(called, results):
     def call(*arguments: str, code: int = 0) -> str:
-        monkeypatch.setattr("sys.argv", ["attnbench", "report", *arguments, "--results", str(results)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        assert (end.value.code or 0) == code, printed.err
-        return printed.err if code else printed.out
+        ended = called("report", *arguments, "--results", results)
+        assert ended.returncode == code, ended.stderr
+        return ended.stderr if code else ended.stdout
 
     return call
 

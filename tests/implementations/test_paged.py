@@ -18,7 +18,7 @@ from attnbench.checking.agreement import check
 from attnbench.contract import Implementation, device
 from attnbench.contract.loading import implementation, named
 from attnbench.implementations import flashinfer_paged
-from attnbench.storage.records import Grade
+from attnbench.storage.records import CheckVerdict
 from attnbench.workloads.workload import Workload
 from tests.checks import references
 from tests.signatures import versions
@@ -74,7 +74,7 @@ def test_varlen_attn_is_handed_pages(version: str, monkeypatch: pytest.MonkeyPat
         return
     assert reason is None
     grade = check(references(MIXED), dataclasses.replace(found, unsupported=lambda _: None)).grade
-    assert grade is Grade.right
+    assert grade is CheckVerdict.right
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, **given: Any) -> Tensor:
@@ -149,7 +149,7 @@ def agree_on_pages(name: str, asked: Workload, words: str, monkeypatch: pytest.M
         point = asked.with_axes(axes)
         assert found.unsupported(point.with_axes(ON_CUDA)) is None
         judged = check(references(point, is_brief=bool(axes)), dataclasses.replace(found, unsupported=lambda _: None))
-        assert judged.grade is Grade.right, judged.diagnosis
+        assert judged.grade is CheckVerdict.right, judged.diagnosis
     return found
 
 
@@ -165,5 +165,5 @@ def test_flex_attention_follows_a_block_table() -> None:
     if reason := found.unsupported(MIXED):
         pytest.skip(reason)
     brief = references(MIXED, is_brief=True)
-    assert check(brief, found).grade is Grade.right
+    assert check(brief, found).grade is CheckVerdict.right
     assert "page_size >= 16" in str(found.unsupported(MIXED.with_axes({"page_size": 8})))

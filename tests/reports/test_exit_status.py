@@ -10,12 +10,11 @@ import pytest
 import typer
 
 from attnbench.analysis.conclusion import ENDINGS, TIMED, Conclusion, Ending, Mark, Question, conclude, factor, mark
-from attnbench.analysis.judgements import CheckVerdict
 from attnbench.commands import frame, model
 from attnbench.models.records import Difference, Judged
 from attnbench.plugins import plugs
 from attnbench.reports import answers, exit_status
-from attnbench.storage.records import Status, Verdict
+from attnbench.storage.records import CheckVerdict, Status, Verdict
 from tests import journals
 from tests.analysis.gate.test_sides import measured, planned
 

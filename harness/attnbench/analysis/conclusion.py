@@ -8,9 +8,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.judgements import CheckVerdict, verdict_of
+from attnbench.analysis.judgements import verdict_of
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Record, Status, Verdict
+from attnbench.storage.records import CheckVerdict, Record, Status, Verdict
 from attnbench.units import sanitize_line, span
 
 MOST_NAMED = 3  # largest number of names that the sentence lists for each mark

@@ -4,7 +4,6 @@ A verdict without its coverage misleads: "right" after 4 of 75 cells is a guess.
 cells, and names the features that no compared cell had. It uses records only, without torch.
 """
 
-import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from attnbench.storage.records import (
     CONVENTIONS,
     FLOAT32,
     KEPT_MEMORY,
-    Grade,
+    CheckVerdict,
     Record,
     Status,
     approximation_errors,
@@ -39,19 +38,6 @@ LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from a third of 
 LONG, WIDE = 256, 128  # LONG: two tiles of the usual 128 keys; WIDE: the head width of most language models
 
 
-class CheckVerdict(enum.StrEnum):
-    """The verdict of a check on one implementation."""
-
-    right = "right"
-    imprecise = "imprecise"  # computes attention, but with larger rounding errors than the tolerance allows
-    wrong = "WRONG"
-    approximate = "approximate"  # only meant to be close to attention: its error is reported, not judged
-    not_judged = "not judged"  # no answer to compare
-
-
-WORST_FIRST = (CheckVerdict.wrong, CheckVerdict.approximate, CheckVerdict.imprecise, CheckVerdict.right)
-
-
 def verdict_of(record: Record) -> CheckVerdict:
     """Return the verdict on the answer of one cell."""
     if record.is_wrong:
@@ -60,7 +46,7 @@ def verdict_of(record: Record) -> CheckVerdict:
         return CheckVerdict.not_judged
     if record.status is Status.approximate:
         return CheckVerdict.approximate
-    return CheckVerdict.imprecise if record.agreement.grade is Grade.imprecise else CheckVerdict.right
+    return record.agreement.grade
 
 
 def _hides_all(workload: Workload) -> bool:
@@ -157,9 +143,9 @@ class Judgement:
 
     @property
     def verdict(self) -> CheckVerdict:
-        """The worst verdict of all cells, in the order of WORST_FIRST; `not judged` if no cell has one."""
+        """The worst verdict of all cells, and `not judged` if no cell has one."""
         verdicts = set(map(verdict_of, self.records))
-        return next((each for each in WORST_FIRST if each in verdicts), CheckVerdict.not_judged)
+        return next((each for each in CheckVerdict if each in verdicts), CheckVerdict.not_judged)
 
     @property
     def is_enough(self) -> bool:
@@ -258,7 +244,7 @@ class Judgement:
             (each.ratio or 0.0, each.tensor, probe, record.workload.id)
             for record in self.compared
             for probe, each in (record.agreement.tensors() if record.agreement is not None else ())
-            if each.grade is Grade.imprecise
+            if each.grade is CheckVerdict.imprecise
         ]
         ratio, tensor, probe, cell = max(seen)
         return f"errors of up to {multiple(ratio)} times the tolerance: {tensor} on {probe} inputs of {cell}"

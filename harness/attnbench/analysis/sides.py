@@ -64,11 +64,11 @@ def losses(results: Results) -> list[str]:
     return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
 
 
-def untried(results: Results) -> list[str]:
-    """List the cells that are ok on one side and were skipped by a prediction on the other, one line each."""
-    lines = []
+def untried(results: Results) -> dict[str, str]:
+    """Return the cells that are ok on one side and were skipped by a prediction on the other, with the reason."""
+    skipped = dict[str, str]()
     for match in matched(*by_side(results)):
         if Status.ok in {record.status for record in match.records}:
-            skipped = [record for record in match.records if record.is_predicted]
-            lines += [f"not tried: {record.arm} on {record.workload.id}: {record.message}" for record in skipped]
-    return lines
+            predicted = (record for record in match.records if record.is_predicted)
+            skipped |= {f"{record.arm} on {record.workload.id}": record.message for record in predicted}
+    return skipped

@@ -177,7 +177,7 @@ def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
             raise ValueError(f"the {name} has shape {tuple(actual[name].shape)}, not {tuple(expected.shape)}")
     rule = RuleResult(rule="inputs kept", holds=is_kept, found="" if is_kept else "the call changes its inputs")
     probe = ProbeResult(probe="captured", tensors=errors(actual, right))
-    return Agreement(oracle="float64", probes=(probe,), rules=(rule,))
+    return Agreement(probes=(probe,), rules=(rule,))
 
 
 def answer(spec: str, file: str, answers: str) -> None:

@@ -150,7 +150,7 @@ def write(request: Request) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(saved, folder / "repro.pt")
     shutil.copyfile(file, folder / "candidate.py")
-    title = f"{name} of {Path(file).name} is {error.grade} on {workload.id}."
+    title = f"{name} of {Path(file).name} is {error.grade.name} on {workload.id}."
     words = textwrap.fill(request.words.replace('"', "'"), 116)
     script = folder / "repro.py"
     text = TEXT.substitute(title=title, words=words, name=name, tensor=error.tensor)

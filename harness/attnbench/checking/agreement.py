@@ -17,7 +17,6 @@ from torch import Tensor
 from attnbench.case import Case, Inputs, generator, grad_value, laid_out, output_shape, set_dropout
 from attnbench.checking import (
     dropout,
-    oracle,
     page_rules,  # noqa: F401 - imported to add its rules to rules.RULES
     rules,
     side_effects,
@@ -37,7 +36,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
-from attnbench.storage.records import EMPTY_ROWS, Agreement, Grade, ProbeResult, RuleResult, TensorError
+from attnbench.storage.records import EMPTY_ROWS, Agreement, CheckVerdict, ProbeResult, RuleResult, TensorError
 from attnbench.workloads.workload import Workload
 
 GRAPH_USED_UP = "backward through the graph a second time"  # torch's message
@@ -60,7 +59,7 @@ def check(
     The arguments are those of `compare`. An approximate implementation gets no diagnosis.
     """
     agreement = compare(references, implementation, known, rejects)
-    is_wrong = agreement.grade is Grade.wrong and not implementation.is_approximate
+    is_wrong = agreement.grade is CheckVerdict.wrong and not implementation.is_approximate
     return explain(references, implementation, agreement) if is_wrong else agreement
 
 
@@ -112,8 +111,8 @@ def compare(
     if not has_backward:
         found += (RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),)
     conventions = tuple(filter(None, (convention, *(each.convention for each in found))))
-    agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=found, conventions=conventions)
-    if agreement.grade is not Grade.wrong and workload.dropout > 0:
+    agreement = Agreement(probes=tuple(results), rules=found, conventions=conventions)
+    if agreement.grade is not CheckVerdict.wrong and workload.dropout > 0:
         on_step()
         found += dropout.examine(implementation, workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=found)
@@ -122,7 +121,7 @@ def compare(
 
 def _broken(rule: str, found: str) -> Agreement:
     """Create the agreement of a candidate that broke `rule` in a probe's call, so that nothing else counts."""
-    return Agreement(oracle=oracle.NAME, probes=(), rules=(RuleResult(rule=rule, holds=False, found=found),))
+    return Agreement(probes=(), rules=(RuleResult(rule=rule, holds=False, found=found),))
 
 
 def verify(case: Case, reference: Reference) -> str:
@@ -155,7 +154,7 @@ def _in_words(probe: str, *found: TensorError) -> str:
     """Describe the worst error of a timed call on inputs named `probe`; return "" if every tensor agrees."""
     if all(each.agrees for each in found):
         return ""
-    return describe(Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe=probe, tensors=found),)))
+    return describe(Agreement(probes=(ProbeResult(probe=probe, tensors=found),)))
 
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:

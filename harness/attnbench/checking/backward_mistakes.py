@@ -85,11 +85,6 @@ def uncapped(results: Results) -> Tensor:
     return results["scores"].where(results["masked scores"].isfinite(), -torch.inf)
 
 
-def changed(name: str, detail: str = "", *, change: Callable[[Results, RowMask], Tensor]) -> Mistake:
-    """Create a mistake of the backward pass: `change(results, mask)` returns the context with a wrong gradient."""
-    return wrong(name, detail, backward_pass=change)
-
-
 def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], width: int) -> Tensor:
     """Return the context; for gradients of operands in `chosen`, dO V^T sums only the first `width` columns of V."""
     query, key, value = (results[name] for name in ("query", "key", "value"))
@@ -139,11 +134,11 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
     for first, frozen in itertools.product(cuts(workload.seq_len), (("key", "value"), ("key",), ("value",))):
         late = lambda _, query, __, first=first: query >= first  # noqa: E731
         detail = f"queries from {first} on, in the gradient of {' and '.join(frozen)}"
-        yield changed("backward_tiles_dropped", detail, change=partial(partly, frozen=frozen, chosen=late))
+        yield wrong("backward_tiles_dropped", detail, backward_pass=partial(partly, frozen=frozen, chosen=late))
     for first in cuts(workload.kv_len):
         far = lambda _, __, key, first=first: key >= first  # noqa: E731
         detail = f"keys from {first} on, in the gradient of query"
-        yield changed("backward_tiles_dropped", detail, change=partial(partly, frozen=("query",), chosen=far))
+        yield wrong("backward_tiles_dropped", detail, backward_pass=partial(partly, frozen=("query",), chosen=far))
 
 
 def groups(workload: Workload) -> Iterator[Mistake]:
@@ -154,11 +149,11 @@ def groups(workload: Workload) -> Iterator[Mistake]:
     ):
         others = lambda head, _, __, place=which[1]: head % readers != place  # noqa: E731
         detail = f"only the {which[0]} query head of a group counts, in the gradient of {' and '.join(frozen)}"
-        yield changed("group_not_summed", detail, change=partial(partly, frozen=frozen, chosen=others))
+        yield wrong("group_not_summed", detail, backward_pass=partial(partly, frozen=frozen, chosen=others))
     for names in (("key", "value"), ("key",), ("value",)) if min(readers, workload.num_kv_heads) > 1 else ():
         detail = f"in the gradient of {' and '.join(names)}"
         change = partial(gathered_over_others, names=names, readers=readers)
-        yield changed("group_of_other_heads", detail, change=change)
+        yield wrong("group_of_other_heads", detail, backward_pass=change)
 
 
 def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
@@ -177,25 +172,27 @@ def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMas
 def backward_catalogue(workload: Workload) -> Iterator[Mistake]:
     """Yield every mistake of the backward pass alone that is possible at this workload."""
     if workload.sinks == "none":
-        yield changed("no_delta", change=partial(recomputed, has_delta=False))
+        yield wrong("no_delta", backward_pass=partial(recomputed, has_delta=False))
         for is_own, detail in ((False, ""), (True, "in delta, too")):
             change = partial(recomputed, weights=exponentials, is_own=is_own)
-            yield changed("recomputed_without_denominator", detail, change=change)
+            yield wrong("recomputed_without_denominator", detail, backward_pass=change)
             for name, words, seen in other_masks(workload):
-                yield changed(
-                    name, "; ".join(filter(None, (words, detail))), change=partial(unmasked, seen=seen, is_own=is_own)
+                yield wrong(
+                    name,
+                    "; ".join(filter(None, (words, detail))),
+                    backward_pass=partial(unmasked, seen=seen, is_own=is_own),
                 )
         widths = {-(-workload.head_dim // tile) * tile for tile in (1, 16, 32, 64)}
         for width, chosen in itertools.product(sorted(widths), (("query", "key"), ("query",), ("key",))):
             if width < workload.value_dim:
                 detail = f"{width} of {workload.value_dim}, in the gradient of {' and '.join(chosen)}"
                 change = partial(over_key_width, chosen=chosen, width=width)
-                yield changed("gradient_over_key_width", detail, change=change)
+                yield wrong("gradient_over_key_width", detail, backward_pass=change)
         for dtype in (torch.float16, torch.bfloat16):
             weights = partial(by_rounded_logs, dtype=dtype)
             detail = str(dtype).removeprefix("torch.")
-            yield changed("half_logsumexp", detail, change=partial(recomputed, weights=weights))
+            yield wrong("half_logsumexp", detail, backward_pass=partial(recomputed, weights=weights))
         if not workload.mask_rule.is_additive:
-            yield changed("softcap_without_derivative", change=partial(recomputed, scores=uncapped))
+            yield wrong("softcap_without_derivative", backward_pass=partial(recomputed, scores=uncapped))
     yield from groups(workload)
     yield from tiles(workload)

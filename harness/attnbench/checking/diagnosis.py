@@ -39,7 +39,7 @@ from attnbench.checking.rules import ANOTHER_BATCH, POOLS
 from attnbench.checking.steps import Mistake
 from attnbench.contract import Implementation
 from attnbench.contract.pages import ZEROS
-from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, CheckVerdict
 from attnbench.workloads.batch import SAME
 from attnbench.workloads.workload import Workload
 
@@ -206,9 +206,10 @@ def explain(references: References, implementation: Implementation, wrong: Agree
     else:
         evidence = gather(implementation, references.by_probe, references.seed)
         is_right = not any(each.is_wrong(name) for each in evidence for name in each.names)
+        has_8_bits = references.workload.cache_dtype != SAME  # with few heads, wrong scales look like a constant factor
         if is_right and references.workload.page_size:
             explained: Finding | None = Finding(UNUSED_NAN, ("unused_nan",), "context")
-        elif (explained := _of_scales(evidence) or _closed_form(evidence)) is None:
+        elif (explained := (_known(evidence) if has_8_bits else None) or _closed_form(evidence)) is None:
             place = extent(evidence)
             cut(evidence)
             explained = _known(evidence) or _backward(evidence) or _unwritten(evidence)
@@ -220,11 +221,6 @@ def explain(references: References, implementation: Implementation, wrong: Agree
             return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
         result = replace(explained, words=f"{explained.words} {describe(wrong)}")
     return msgspec.structs.replace(wrong, diagnosis=result.words, mistakes=result.names, step=result.step)
-
-
-def _of_scales(evidence: list[Evidence]) -> Finding | None:
-    """Try the catalogue for an 8-bit cache first: with few heads, wrong scales look like a constant factor."""
-    return _known(evidence) if evidence[0].reference.workload.cache_dtype != SAME else None
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
@@ -553,6 +549,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
         random = ""
     stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
     failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
+    is_finite = all(bool(each.observed[name].isfinite().all()) for each in evidence for name in each.names)
     result = Finding(UNKNOWN)
     with contextlib.suppress(Exception):  # a candidate may fail on further calls
         if random and (between := _between_calls(implementation, evidence, wrong)):
@@ -560,7 +557,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
     if failing is None:
         names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
         words = f"{UNKNOWN} The output is right, the backward pass is not ({', '.join(names)})."
-        ratios = [tensor.ratio or math.inf for _, tensor in wrong.tensors() if tensor.grade is Grade.wrong]
+        ratios = [tensor.ratio or math.inf for _, tensor in wrong.tensors() if tensor.grade is CheckVerdict.wrong]
         most = max(ratios, default=math.inf)
         if most < SLIGHT and is_half(evidence[0].reference.workload):
             words = f"{UNKNOWN} Only the {', '.join(names)} is wrong, by at most {most:.3g} times the tolerance: "
@@ -574,18 +571,13 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
             words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random}."
             return Finding(words, tuple(sorted(RANDOM)), "weights")
         result = replace(result, words=f"Something random is active: on equal inputs {random}. {result.words}")
-    elif not result.names and _is_finite(evidence) and (kind := _narrower(evidence, "float16", "bfloat16")):
+    elif not result.names and is_finite and (kind := _narrower(evidence, "float16", "bfloat16")):
         hint = f"Its errors are within those of {kind}: is something computed in it?"
         result = replace(result, words=f"{result.words} {hint}")
     if stale is not None:
         words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {result.words}"
         return Finding(words, (STALE_MISTAKE,), result.step)
     return result
-
-
-def _is_finite(evidence: list[Evidence]) -> bool:
-    """Return whether all answers are finite."""
-    return all(bool(each.observed[name].isfinite().all()) for each in evidence for name in each.names)
 
 
 def _differs(implementation: Implementation, reference: Reference) -> bool:
@@ -736,7 +728,7 @@ def _distinct(actual: float, right: float) -> tuple[str, str]:
 
 def describe(agreement: Agreement) -> str:
     """Describe the worst error of the output, or of a gradient if the output is right: place, size, and probes."""
-    is_worst = {tensor.grade for _, tensor in agreement.tensors()} & {Grade.wrong} or {Grade.imprecise}
+    is_worst = {tensor.grade for _, tensor in agreement.tensors()} & {CheckVerdict.wrong} or {CheckVerdict.imprecise}
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if tensor.grade in is_worst]
     ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]
     probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
@@ -755,4 +747,4 @@ def describe(agreement: Agreement) -> str:
     if worst.error is not None and worst.error <= worst.allowed:  # only its RMS error is beyond a limit
         rows = f"rows {worst.rows[0]} to {worst.rows[1] - 1}"
         limits = f"RMS error of {rows} {worst.rms:.3g}, tolerance {worst.allowed_rms:.3g}"
-    return f"{worst.tensor} is {worst.grade} on {probe} inputs: {value} ({limits}){also}{by}"
+    return f"{worst.tensor} is {worst.grade.name} on {probe} inputs: {value} ({limits}){also}{by}"

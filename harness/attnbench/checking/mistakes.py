@@ -495,38 +495,28 @@ def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]
     """Yield wrong rotations, each after its description: angles of another width or in half precision, or in place."""
     width, base, is_interleaved = workload.head_dim, workload.rotary_base, workload.rotary.startswith("inter")
     powers = torch.arange(width // 2, dtype=torch.float64) / (width // 2)
+    right = base**-powers
 
-    def turn(heads: Tensor, places: Tensor, of_place: torch.dtype, of_power: torch.dtype, whole: int) -> Tensor:
-        frequencies = (base ** (-powers * width / whole)).to(of_power).double()
-        angles = (places.to(of_place)[:, None] * frequencies.to(of_place)).double()
-        return oracle.by_angles(heads, angles, is_interleaved=is_interleaved)
+    def turn(
+        heads: Tensor,
+        places: Tensor,
+        frequencies: Tensor,
+        dtype: torch.dtype = torch.float64,
+        *,
+        is_in_place: bool = False,
+    ) -> Tensor:
+        angles = (places.to(dtype)[:, None] * frequencies.to(dtype)).double()
+        return oracle.by_angles(heads, angles, is_interleaved=is_interleaved, is_in_place=is_in_place)
 
-    whole = workload.num_heads * width
-    if whole != width:
-        yield (
-            f"the frequencies are those of all {whole} columns, not of a head's {width}",
-            partial(turn, of_place=torch.float64, of_power=torch.float64, whole=whole),
-        )
+    if (whole := workload.num_heads * width) != width:
+        words = f"the frequencies are those of all {whole} columns, not of a head's {width}"
+        yield words, partial(turn, frequencies=base ** (-powers * width / whole))
     for dtype in (torch.bfloat16, torch.float16):
-        name = str(dtype).removeprefix("torch.")
-        frequencies = partial(turn, of_place=torch.float64, of_power=dtype, whole=width)
-        yield f"the frequencies are rounded to {name}", frequencies
-        yield f"they are computed in {name}", partial(turn, of_place=dtype, of_power=dtype, whole=width)
-    yield (
-        "the second half of a pair is computed from the first when that is rotated already",
-        partial(in_place_of, base=base, is_interleaved=is_interleaved),
-    )
-
-
-def in_place_of(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
-    """Rotate a query or key (B, H, T, K), but read the first column of each pair after it was overwritten."""
-    num_pairs = heads.shape[-1] // 2
-    angles = places.double()[:, None] * base ** -(torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
-    cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
-    one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
-    first = one * cos - other * sin
-    pairs = first, other * cos + first * sin
-    return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
+        name, frequencies = str(dtype).removeprefix("torch."), right.to(dtype).double()
+        yield f"the frequencies are rounded to {name}", partial(turn, frequencies=frequencies)
+        yield f"they are computed in {name}", partial(turn, frequencies=frequencies, dtype=dtype)
+    in_place = partial(turn, frequencies=right, is_in_place=True)
+    yield "the second half of a pair is computed from the first when that is rotated already", in_place
 
 
 POSITIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -24,7 +24,6 @@ from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 Heads = tuple[Tensor, Tensor, Tensor]
 EVERY = slice(None)  # all batch rows, or all heads
-NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
 """Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, only those of `checked_rows`."""
 PART_PAIRS = 2**25
@@ -391,11 +390,15 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
     return by_angles(heads, angles, is_interleaved=is_interleaved)
 
 
-def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool) -> Tensor:
-    """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2); pairs are as in `rotated`."""
+def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool, is_in_place: bool = False) -> Tensor:
+    """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2); pairs are as in `rotated`.
+
+    With `is_in_place`, as by mistake, the first column of a pair is read after it was overwritten.
+    """
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
-    pairs = one * cos - other * sin, other * cos + one * sin
+    first = one * cos - other * sin
+    pairs = first, other * cos + (first if is_in_place else one) * sin
     return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
 
 

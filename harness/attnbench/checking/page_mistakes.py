@@ -154,12 +154,7 @@ def windows(pages: Pages) -> Iterator[Mistake]:
         def scored(scores: Tensor, mask: RowMask, first: Tensor = first) -> Tensor:
             return hide(mask.changed(scores), pages.between(mask, first, pages.query))
 
-        yield wrong(
-            "window_begins_elsewhere",
-            detail,
-            masked_scores=scored,
-            weights=lambda scores, _: scores.softmax(dim=-1).nan_to_num(0.0),
-        )
+        yield wrong("window_begins_elsewhere", detail, masked_scores=scored)
 
 
 def scales(pages: Pages) -> Iterator[Mistake]:
@@ -220,13 +215,9 @@ def merges(pages: Pages) -> Iterator[Mistake]:
     """Yield mistakes that average softmaxes over parts of a request's keys instead of weighting by their logsumexp."""
 
     def merged(number_of: Tensor, scores: Tensor, _: RowMask) -> Tensor:
-        total, count = torch.zeros_like(scores), torch.zeros_like(scores[..., :1])
-        for part in range(int(number_of.max()) + 1):
-            own = scores.where(number_of == part, -math.inf)
-            has_keys = (own > -math.inf).any(dim=-1, keepdim=True)
-            total = total + own.softmax(dim=-1).nan_to_num(0.0)
-            count = count + has_keys
-        return total / count.clamp(min=1)
+        parts = [scores.where(number_of == part, -math.inf) for part in range(int(number_of.max()) + 1)]
+        added = torch.stack([part.softmax(dim=-1).nan_to_num(0.0) for part in parts]).sum(dim=0)
+        return added / added.sum(dim=-1, keepdim=True).clamp(min=1)
 
     sizes, page = pages.totals[pages.of_key], pages.cache.page_size
     splits = {f"in {number} parts": pages.key * number // sizes for number in NUM_PARTS}

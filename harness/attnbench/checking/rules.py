@@ -52,7 +52,7 @@ from attnbench.storage.records import (
     RANGE,
     REPEATABLE,
     SIGN,
-    Grade,
+    CheckVerdict,
     RuleResult,
 )
 from attnbench.workloads.masks import Causal, Padding, aligned_at_end
@@ -245,7 +245,7 @@ class Candidate:
         """Describe the error of an output compared with a reference; return "" if it is right or only imprecise."""
         settled, _ = apply_empty_row_convention(reference.observe(output), reference, self.convention)
         found, _ = output_error(settled.output, reference)
-        if found.grade is not Grade.wrong:
+        if found.grade is not CheckVerdict.wrong:
             return ""
         size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
         workload = reference.workload
@@ -476,7 +476,7 @@ def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
     """Check that, after two forward calls, the backward pass of each gives the gradients of its own call."""
 
     def wrong(observed: Answer, reference: Reference) -> list[str]:
-        return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
+        return [each.tensor for each in errors(observed, reference) if each.grade is CheckVerdict.wrong]
 
     if candidate.grad_output is None:
         return
@@ -505,7 +505,9 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
     }
     rows = torch.ones_like(candidate.normal.grad_rows)
     ones = Reference(candidate.workload, candidate.normal.drawn, candidate.normal.seed, grad_rows=rows)
-    wrong = [each.tensor for each in errors(candidate.ask(grad=ones.grad_output), ones) if each.grade is Grade.wrong]
+    wrong = [
+        each.tensor for each in errors(candidate.ask(grad=ones.grad_output), ones) if each.grade is CheckVerdict.wrong
+    ]
     yield f"an incoming gradient of ones gives another {', '.join(wrong)}" if wrong else ""
     for kind, grad in layouts.items():
         dense = candidate.ask(grad=grad.contiguous())

@@ -14,7 +14,7 @@ from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference
 from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, Plan, RunStarted, now
-from attnbench.storage.records import Agreement, Grade, Record, Status, TensorError
+from attnbench.storage.records import Agreement, CheckVerdict, Record, Status, TensorError
 
 
 def scripts(results: Results, folder: Path) -> Iterator[str]:
@@ -48,7 +48,7 @@ def scripts(results: Results, folder: Path) -> Iterator[str]:
 
 def _worst(record: Record) -> tuple[str, TensorError] | None:
     """Return the first wrong or imprecise tensor, after the name of its probe; outputs come before gradients."""
-    if record.agreement is None or record.agreement.grade is Grade.right:
+    if record.agreement is None or record.agreement.grade is CheckVerdict.right:
         return None
     return next(((probe, each) for probe, each in record.agreement.tensors() if not each.agrees), None)
 
@@ -97,7 +97,7 @@ def _judged(saved: dict[str, Any], right: Reference, answers: Path) -> tuple[Agr
         agreement = replay.judge(saved, right, answers)
     except ValueError as error:
         return None, Status.error, str(error)
-    if agreement.grade is not Grade.wrong:
+    if agreement.grade is not CheckVerdict.wrong:
         return agreement, Status.ok, ""
     if agreement.broken_rules:
         return agreement, Status.disagrees, agreement.broken_rules[0].found

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.gate.certain import changed
-from attnbench.analysis.judgements import CheckVerdict, judgements
+from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT
 from attnbench.reports import cells, screen, summary
-from attnbench.storage.records import Record, Status
+from attnbench.storage.records import CheckVerdict, Record, Status
 from attnbench.units import grouped, multiple, sanitize_line, text_lines
 
 NOT_ON_TERMINAL = {*summary.ON_PAGE_ALONE, "error", "notes"}

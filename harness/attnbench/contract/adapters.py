@@ -28,10 +28,8 @@ from attnbench.contract.layouts import (
     LETTERS,
     Layout,
     Weights,
-    head_list,
     linear,
     packed,
-    per_head,
     split,
     stacked,
     transposed,
@@ -40,7 +38,7 @@ from attnbench.contract.outside import training
 from attnbench.plugins import require_known
 from attnbench.workloads.workload import FOLLOWS, MASKS_BETWEEN, Workload, following
 
-__all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
+__all__ = ["Layout", "Sizes", "adapt", "packed", "split", "stacked", "transposed"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,16 +132,6 @@ def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = F
     return _layout([(name, order)], out, per_head=per_head)
 
 
-def per_head(name: str, order: str = ORDER, *, out: str | None) -> Layout:
-    """Return `packed` with per_head=True; files for earlier releases call it by this name."""
-    return packed(name, order, out=out, per_head=True)
-
-
-def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
-    """Return `split` with one layer per head under `prefix`, "heads.{head}"; earlier releases had this function."""
-    return split(f"{prefix}.{query}", f"{prefix}.{key}", f"{prefix}.{value}", out=out)
-
-
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
     """Create the layout of `parts`, which maps linear layers to their projections: {"to_q": "q", "to_kv": "kv"}.
 

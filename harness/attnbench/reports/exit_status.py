@@ -18,12 +18,12 @@ from attnbench.analysis.conclusion import (
     mark_of,
     marks,
 )
-from attnbench.analysis.judgements import CheckVerdict, Judgement
+from attnbench.analysis.judgements import Judgement
 from attnbench.analysis.recommendation import Recommendation
 from attnbench.analysis.results import Results
 from attnbench.analysis.sides import by_side, failed, matched, untried
 from attnbench.reports import recommended, titles
-from attnbench.storage.records import LATENCY, Verdict
+from attnbench.storage.records import LATENCY, CheckVerdict, Verdict
 from attnbench.units import percent, sanitize_line
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def of_sides(results: Results) -> Conclusion:
         name = sanitize_line(f"{each.implementation} {names[each.workload.id]}")
         by_name[name] = kind = mark(CheckVerdict.right, each.verdict, is_doubtful=each.is_doubtful)
         details[name] = _by(kind, each.ratio, *((each.low, each.high) if len(compared) == 1 else ()))
-    by_name |= {line.partition(": ")[2].partition(":")[0]: Mark.not_judged for line in untried(results)}
+    by_name |= dict.fromkeys(map(sanitize_line, untried(results)), Mark.not_judged)
     if not by_name:
         return Conclusion(ending=Ending.inconclusive, words=f"nothing could be judged: {_reasons(results)}")
     more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]

@@ -240,7 +240,8 @@ def troubles(results: Results) -> list[Warned]:
     if busy is not None and busy not in doubtful:
         lines.append(busy)
     if plan.sides is not None:
-        lines += [*unlike(results), *(Warn.untried.says(sanitize_line(line)) for line in untried(results))]
+        skipped = (f"not tried: {cell}: {reason}" for cell, reason in untried(results).items())
+        lines += [*unlike(results), *map(Warn.untried.says, map(sanitize_line, skipped))]
     return lines
 
 

@@ -16,14 +16,14 @@ import msgspec
 from attnbench.analysis.comparisons import doubts, num_processes, whole_session_judgement
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.gate.certain import changed
-from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
+from attnbench.analysis.judgements import Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Lead, Recommendation
 from attnbench.analysis.results import Results
 from attnbench.analysis.warned import Warn, Warned
 from attnbench.reports import answers, cells, recommended, summary
 from attnbench.statistics.break_even import BreakEven
 from attnbench.statistics.verdict import Judgement as Judged
-from attnbench.storage.records import BASE, Status, Verdict
+from attnbench.storage.records import BASE, CheckVerdict, Status, Verdict
 from attnbench.units import sanitize_line
 
 SCHEMA = 1

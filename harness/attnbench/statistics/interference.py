@@ -12,14 +12,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from attnbench.statistics.intervals import Block, place_of
+from attnbench.statistics.intervals import NORMAL_MAD, Block, place_of
 from attnbench.storage.fold import ProbeVisit
 from attnbench.storage.records import Sample
 
 WINDOW = 50  # number of latest probes that are kept: of the current process, and of all earlier processes together
 FEWEST = 8  # fewest earlier probes from which a probe is judged; without them it counts as undisturbed
 LARGEST_CALM = math.log(1.25)
-SPREADS = 6 * 1.4826
+SPREADS = 6 * NORMAL_MAD
 """A probe is late if the log of its time exceeds the median by more than this many median absolute deviations and by
 more than LARGEST_CALM."""
 MANY = 0.25  # a session that discards a larger share of its blocks ran on a busy machine

@@ -21,6 +21,7 @@ CONFIDENCE = 0.95
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 """Standard error of the median of many normally distributed values, divided by that of their mean; smaller for few
 values."""
+NORMAL_MAD = 1.4826  # standard deviation of normally distributed values, divided by their median absolute deviation
 
 Array = NDArray[np.float64]
 Visit = tuple[int, int]  # epoch (the process's number), visit

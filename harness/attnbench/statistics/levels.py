@@ -14,12 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from attnbench.statistics.intervals import MEDIAN_FACTOR, Array
+from attnbench.statistics.intervals import MEDIAN_FACTOR, NORMAL_MAD, Array
 
 FEWEST = 6  # fewest values of a series from which noise can be estimated
 SHORTEST = 3  # fewest values of a part
-NORMAL_MAD = 1.4826
-"""Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 ALONE = 3.0
 """Differences of neighbouring values are clipped at this many of their standard deviations, because a change of level
 is not noise."""

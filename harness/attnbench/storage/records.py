@@ -54,12 +54,14 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
 
 
-class Grade(enum.StrEnum):
-    """The correctness of an answer. Imprecise: it exceeds the limits by rounding errors alone, as in float16 sums."""
+class CheckVerdict(enum.StrEnum):
+    """The verdict of a check on a tensor, a cell or an implementation, worst first."""
 
+    wrong = "WRONG"
+    approximate = "approximate"  # only meant to be close to attention: its error is reported, not judged
+    imprecise = "imprecise"  # only rounding errors exceed the limits, as in half-precision sums
     right = "right"
-    imprecise = "imprecise"
-    wrong = "wrong"
+    not_judged = "not judged"  # no answer to compare
 
 
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,14 +82,14 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def agrees(self) -> bool:
         """Whether the errors are finite and within their limits."""
-        return self.grade is Grade.right
+        return self.grade is CheckVerdict.right
 
     @property
-    def grade(self) -> Grade:
+    def grade(self) -> CheckVerdict:
         """The grade that follows from the errors."""
         if self.ratio is not None and self.ratio <= 1:
-            return Grade.right
-        return Grade.imprecise if self.is_rounding else Grade.wrong
+            return CheckVerdict.right
+        return CheckVerdict.imprecise if self.is_rounding else CheckVerdict.wrong
 
     @property
     def ratio(self) -> float | None:
@@ -169,7 +171,6 @@ CONVENTIONS = {
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check: the errors on each probe (kind of input), the rules, and a diagnosis if it fails."""
 
-    oracle: str  # its name
     probes: tuple[ProbeResult, ...]
     rules: tuple[RuleResult, ...] = ()
     diagnosis: str = ""
@@ -186,20 +187,20 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def agrees(self) -> bool:
         """Whether the answer is right."""
-        return self.grade is Grade.right
+        return self.grade is CheckVerdict.right
 
     @property
-    def grade(self) -> Grade:
+    def grade(self) -> CheckVerdict:
         """Wrong if nothing was compared, a rule is broken or a fault was diagnosed; else the worst grade of a tensor.
 
         With the convention FLOAT32 the grade right replaces this worst grade.
         """
         grades = {tensor.grade for _, tensor in self.tensors()}
         if not grades or self.broken_rules or self.diagnosis:
-            return Grade.wrong
+            return CheckVerdict.wrong
         if FLOAT32 in self.conventions:  # right by the tolerance of float32, not by that of the tensors here
-            return Grade.right
-        return next(grade for grade in (Grade.wrong, Grade.imprecise, Grade.right) if grade in grades)
+            return CheckVerdict.right
+        return next(grade for grade in CheckVerdict if grade in grades)
 
     @property
     def broken_rules(self) -> tuple[RuleResult, ...]:

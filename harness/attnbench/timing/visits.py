@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from attnbench.statistics.intervals import medians_by, pairs
+from attnbench.statistics.intervals import MEDIAN_FACTOR, NORMAL_MAD, medians_by, pairs
 from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS, half_widths
 from attnbench.storage.records import FALSE_SHARE, Arm, Sample
 from attnbench.storage.samples import Samples
@@ -25,8 +25,7 @@ BETWEEN, INSIDE = 0.005, 0.02
 """Standard deviations of a log ratio between processes (BETWEEN) and between the blocks of a process (INSIDE), which
 are assumed until they can be estimated."""
 LEAST_BETWEEN = 0.001  # smallest standard deviation between processes, since the estimate from a few may be 0
-MEDIAN_VARIANCE = math.pi / 2  # variance of the median of normal values, divided by that of their mean
-OF_DEVIATIONS = 1.4826  # standard deviation of normal values, divided by their median absolute deviation
+MEDIAN_VARIANCE = MEDIAN_FACTOR**2  # variance of the median of normal values, divided by that of their mean
 MOST_TIMES = 8  # most blocks, as a multiple of the best number: a longer visit delays the first verdict
 LEAST_SHARE = 0.7  # least share of a process's time for its blocks, if possible
 FEWEST_BLOCKS = 2  # in a visit, even if time is short
@@ -70,7 +69,7 @@ def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Ar
         first, middles = medians_by(visits, logs)
         of_visit = dict(zip(visits[first].tolist(), middles.tolist(), strict=True))
         distances = np.abs(logs - np.array([of_visit[visit] for visit in visits.tolist()]))
-        noise = float(OF_DEVIATIONS * np.median(distances)) ** 2
+        noise = float(NORMAL_MAD * np.median(distances)) ** 2
         inside.append(noise)
         if len(middles) >= FEWEST_PROCESSES:
             of_medians = MEDIAN_VARIANCE * noise * len(middles) / len(logs)

@@ -65,8 +65,6 @@ FOLLOWS = {
     "embed_dim": "num_heads * head_dim",
 }
 """Axes whose value 0 means that they follow from other axes, and how they follow."""
-SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
-"""Axes that are sizes: batch, lengths, numbers of heads, and widths."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that appear in every id."""
 SHORT_NAMES = {

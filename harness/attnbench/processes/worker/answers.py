@@ -55,8 +55,8 @@ from attnbench.storage.records import (
     PROBE,
     Agreement,
     Arm,
+    CheckVerdict,
     DeviceState,
-    Grade,
     Measurement,
     Sample,
     Status,
@@ -471,8 +471,8 @@ class Worker:
             return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
         return CellChecked(
             **cell.names,
-            status=Status.disagrees if agreed.grade is Grade.wrong else Status.ok,
-            message=agreed.diagnosis or ("" if agreed.grade is Grade.right else describe(agreed)),
+            status=Status.disagrees if agreed.grade is CheckVerdict.wrong else Status.ok,
+            message=agreed.diagnosis or ("" if agreed.grade is CheckVerdict.right else describe(agreed)),
             agreement=agreed,
             executed_flops=prepared.executed_flops,
         )

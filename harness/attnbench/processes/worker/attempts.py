@@ -163,8 +163,8 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
 
 def predict_call_time(
     limit_s: float, workload: Workload, attempt: Callable[..., float | None], *, compiles: bool = False
-) -> float | None:
-    """Predict the seconds of one call from shorter lengths; None if no shorter length is supported.
+) -> None:
+    """Predict the seconds of one call from shorter lengths, if any is supported.
 
     `attempt(workload, is_first=...)` calls a workload once and returns its seconds, or None if that length is
     unsupported; `is_first` marks the first call at a length. Attempts end when even quadratic growth would stay far
@@ -182,7 +182,7 @@ def predict_call_time(
         if (call_s := attempt(step, is_first=True)) is not None:
             times_s[step.longest] = call_s
     if not times_s:
-        return None
+        return
     last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
     for _ in range(MOST_RETRIES):  # one slow call must not exclude a cell
         if _at(workload.longest, times_s) > limit_s:
@@ -192,7 +192,6 @@ def predict_call_time(
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')} at {axis} {last}"
         message = f"predicted {show(call_s, 's')} for one call, {why}; --call-limit {math.ceil(call_s)} includes it"
         raise out_of_reach(Status.timeout, message)
-    return call_s
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
