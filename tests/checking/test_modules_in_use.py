@@ -1,5 +1,7 @@
 """Ways in which modules and kernels are used: in chunks, in training, under several masks, for one gradient."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -78,6 +80,15 @@ class NeverReadsItsCache(Cached):
         return sdpa(query, key, value, is_causal=True)
 
 
+class CountsQueriesFromZero(Cached):
+    """Has ALiBi, in which the queries of each chunk count from 0."""
+
+    def seen(self, query_len, key_len):
+        away = (torch.arange(key_len) - torch.arange(query_len)[:, None]).abs()
+        slopes = 2.0 ** (-8 * torch.arange(1, self.heads + 1) / self.heads)
+        return (-slopes[:, None, None] * away).masked_fill(~super().seen(query_len, key_len), -math.inf)
+
+
 class KeptForAll(Cached):
     """Keeps the keys of every sequence in one place, and starts anew with a longer chunk only."""
 
@@ -105,10 +116,12 @@ IN_CHUNKS = {"mask": "causal", "direction": "inference"} | MODULE
         (SeesTheWholeChunk, "later keys included"),
         (NeverReadsItsCache, "as if nothing came before"),
         (KeptForAll, "output is wrong"),
+        (CountsQueriesFromZero, "the bias counts the queries of each later chunk from 0"),
     ],
 )
 def test_a_module_with_a_cache_is_fed_in_chunks(kind, words):
-    found = tried(adapted(kind, masks=("causal",), has_cache=True), "fed in chunks", **IN_CHUNKS)
+    mask = "causal+alibi" if kind is CountsQueriesFromZero else "causal"
+    found = tried(adapted(kind, masks=(mask,), has_cache=True), "fed in chunks", **IN_CHUNKS | {"mask": mask})
     assert (found.holds, found.is_noted) == (False, False)
     assert words in found.found
 
