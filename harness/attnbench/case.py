@@ -418,7 +418,7 @@ class Case:
 
     @cached_property
     def recording(self) -> Recording:
-        """The operators and memory of one call after a first call; recorded at first use, then kept."""
+        """The operators and memory of one call after a warm-up call; recorded on first access, then kept."""
         _ = self.first  # tensors that the first call keeps are not counted
         with self.grad_mode():
             return self.device.record(self.call())

@@ -5,8 +5,8 @@ out of reach of imports and lint. Their authors knew the definition of attention
 have, and public bug reports; each file names its source. They compared each wrong function with a float64 loop: its
 error is at least ten times that of a right form, or four times from m301 to m499. Functions from m601 on read a paged
 cache; their author knew docs/serving.md, too. Those from m701 on are kernels, from m801 on ports of models, and from
-m901 on taken from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. m565 counted as
-right until its gradients were NaN where those of scaled_dot_product_attention are finite. Rerun the command to resume.
+m901 on taken from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. m565 was
+first counted as right, but its gradients are NaN where those of scaled_dot_product_attention are finite. Rerun the command to resume.
 """
 
 import csv

@@ -29,8 +29,8 @@ class SimulatedGpu(SimulatedRuntime):
 
     `drift(now_s)` multiplies the time of every kernel and spin, as a changing clock frequency does. Right after the
     interference probe, a kernel is slower by the share `carry`, as after work that takes much power. After each kernel
-    the device idles for `gap_s` seconds. Planted faults: with `flushes=False` a flush does not empty the cache, and
-    with `spin_share` below 1 spins are shorter than the clock has measured.
+    the device idles for `gap_s` seconds. Planted faults: if `flushes` is false, a flush does not empty the cache; if
+    `spin_share` is below 1, spins are shorter than the clock's calibration predicts.
     """
 
     def __init__(  # noqa: PLR0913 - each is one fault or one property

@@ -120,7 +120,7 @@ def compare(
 
 
 def _broken(rule: str, found: str) -> Agreement:
-    """Create the agreement of a candidate that broke `rule` in a probe's call, so that nothing else counts."""
+    """Create the agreement of a candidate that broke `rule` in a probe's call: it has only this violation."""
     return Agreement(probes=(), rules=(RuleResult(rule=rule, holds=False, found=found),))
 
 

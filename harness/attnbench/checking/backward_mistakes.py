@@ -100,9 +100,9 @@ def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], 
 
 
 def gathered_over_others(results: Results, mask: RowMask, *, names: tuple[str, ...], readers: int) -> Tensor:
-    """Return the context; in `names`, head g's gradient sums query heads g, g + G, ..., instead of those of its group.
+    """Return the context; for operands in `names`, the gradient of key/value head g sums query heads g, g + G, ...
 
-    `readers` is H / G, the number of query heads in a group.
+    The sum over its own group would be right. `readers` is H / G, the number of query heads in a group.
     """
     number = results["query"].shape[1]
     head = torch.arange(number)

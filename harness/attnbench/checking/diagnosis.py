@@ -672,7 +672,12 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         row, column, *_distinct(float(actual[place]), float(right[place])), batch, head
     )
     if max(abs(low - 1), abs(high - 1)) > CLOSE:
-        facts += f"; a query's weights add up to {low:.3g} to {high:.3g}, not 1"
+        words = f"a query's weights add up to {low:.3g} to {high:.3g}, not 1"
+        if float((actual / sums[..., None].clamp(min=SMALLEST) - right).abs().max()) <= allowed:
+            asked = " Is the sum kept in half precision?" * is_half(workload)
+            words = f"It looks as if the softmax divides by a wrong sum: {words}, and are right but for that factor.{asked}"
+            return Finding(words, (), "weights")
+        facts += f"; {words}"
     facts += f"; hidden keys get up to {leaked:.3g}" * (leaked > SMALL_WEIGHT)
     return Finding(f"{UNKNOWN} Its weights, seen from outside: {facts}.", (), "weights")
 

@@ -71,7 +71,7 @@ class DropoutTrial:
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
-        """Extract weights (B, H, T, S) from an output whose values were unit vectors, in float64 on the CPU."""
+        """Extract weights (B, H, T, S), in float64 on the CPU, from the output of a call with unit vectors as `value`."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:

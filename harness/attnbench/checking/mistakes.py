@@ -264,8 +264,8 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
 def other_blocks(workload: Workload) -> Iterator[Mistake]:
     """Yield mistakes in which query heads read keys and values of the wrong head.
 
-    Head h of batch row b is block b * H + h. It reads those of this number modulo a power of 2, or those of the first
-    of 2, 4 or 8 neighbouring heads.
+    Flat head n = b * H + h (head h of batch row b) reads flat head n % m, with m a power of 2; or each 2, 4 or 8
+    neighbouring heads all read the key/value head of the first of them.
     """
     number = workload.batch_size * workload.num_heads
     for most in (power for power in BLOCKS if power < number):
@@ -467,12 +467,7 @@ def widths(workload: Workload) -> Iterator[Mistake]:
                 yield wrong("width_cut", f"the first {first} of {width}{more}", scores=change)
                 if first < workload.value_dim:
                     values = after("context", partial(emptied, width=first))
-                    yield wrong(
-                        "width_cut",
-                        f"the first {first} of {width}{more}, and of the values",
-                        scores=change,
-                        context=values,
-                    )
+                    yield wrong("columns_cut", f"the first {first} of {width}{more}", scores=change, context=values)
     for base, style in itertools.product(ROTARY_BASES, ("halves", "interleaved") if width % 2 == 0 else ()):
         turn = partial(oracle.rotated, base=base, is_interleaved=style == "interleaved")
         change = partial(turned, workload=workload, turn=turn)
@@ -492,7 +487,7 @@ def widths(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-    """Yield wrong rotations, each after its description: angles of another width or in half precision, or in place."""
+    """Yield (description, wrong rotation): angles of full width or in half precision, or pairs updated in place."""
     width, base, is_interleaved = workload.head_dim, workload.rotary_base, workload.rotary.startswith("inter")
     powers = torch.arange(width // 2, dtype=torch.float64) / (width // 2)
     right = base**-powers

@@ -459,13 +459,13 @@ def is_half(workload: Workload) -> bool:
 
 
 def roundings(workload: Workload, name: str, score_bound: float) -> float:
-    """Return by how many roundings of the workload's dtype a tensor of correct code may be off.
+    """Return the number of roundings of the workload's dtype by which a tensor of correct code may be off.
 
-    A sum of n terms has about sqrt(n) roundings in random directions, in any order of the terms (N. J. Higham, Accuracy
-    and Stability of Numerical Algorithms, section 2.8). A score s is a sum of K products. Its roundings and the two of
-    its row's logsumexp change a weight by (sqrt(K) + 2) |s|. Half precision should be summed in float32, and the
-    roundings of its scores show in the yardsticks: it gets one rounding, and more for sums over queries, which kernels
-    compute block by block (docs/adr/0044).
+    A sum of n terms is off by about sqrt(n) roundings, in any order of the terms (N. J. Higham, Accuracy and Stability
+    of Numerical Algorithms, section 2.8). A score s sums K products: its roundings, and the two of its row's logsumexp,
+    change a weight by (sqrt(K) + 2) |s|, with |s| at most `score_bound`. In half precision, the yardsticks include the
+    roundings of the scores, and sums should be in float32: a tensor may be off by one rounding, or by more if kernels
+    sum it over blocks of queries (docs/adr/0044).
     """
     if is_half(workload):
         in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name in OVER_QUERIES else 0.0

@@ -619,9 +619,9 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("large products", "scope", "direction", "dtype", may_refuse=True)
 def _large_products(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that products of query and key beyond float16's range do not overflow before the scale makes them small.
+    """Check that the output stays finite if unscaled products of query and key exceed the range of float16.
 
-    One key has all the weight of a query, so that a right output needs no accurate scores.
+    One key gets all the weight of a query, so rounding of the scores does not change a right output.
     """
     if (candidate.workload.scope, candidate.workload.dtype) == ("attention", "float16"):
         large = draw_large(candidate.workload, candidate.normal.seed).tensors

@@ -180,7 +180,7 @@ class ModuleAdapter:
         return self.declared.call is not None and reads(self.declared.call, 2)
 
     def unsupported(self, workload: Workload) -> str | None:
-        """Return why the module cannot run the workload, or None; `build` raises the error of a layout that never fits.
+        """Return why the module cannot run the workload, or None; a layout that never fits makes `build` raise.
 
         Raises:
             ValueError: the module cannot be created, or some weights reach no parameter by differentiable steps.

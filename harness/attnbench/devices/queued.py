@@ -139,7 +139,7 @@ class QueuedClock(Clock):
     def inspect(self, call: Callable[[], object]) -> Flag:
         """Return `Flag.other_stream` if a call leaves work on another stream in each of several tries; else no flag.
 
-        The call is made without a block: behind one, such work would end before the current stream's work begins.
+        The call is timed without a spin before it: during a spin, work on the other stream would end undetected.
         """
         with self.runtime.current():
             for _ in range(CONFIRMED + 1):

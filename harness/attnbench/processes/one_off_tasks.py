@@ -59,9 +59,9 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
-    """Return the distinct shapes of a plan that need certificates; axes that the laws vary get plain values.
+    """Return the distinct shapes of a plan that need certificates, with fixed values on the axes that the laws vary.
 
-    A batch of requests keeps all its values.
+    Lengths are cut to LONGEST; a batch of requests keeps all its values.
     """
     shapes: dict[tuple[object, ...], Workload] = {}
     for workload in workloads:

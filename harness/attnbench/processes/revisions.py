@@ -158,7 +158,7 @@ def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[
 
 
 def _inside(path: Path, side: Side) -> Path:
-    """Make a typed path relative to the side's root.
+    """Make a path that the user gave relative to the side's root.
 
     Raises:
         ValueError: the path lies outside of the root.

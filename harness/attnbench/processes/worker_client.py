@@ -91,7 +91,7 @@ class WorkerClient(Protocol):
         """Stop the worker at once."""
 
     def abandon(self) -> None:
-        """Let the request in progress fail, and start no more processes; another thread may call this."""
+        """Make the request in progress fail, and start no more processes; another thread may call this."""
         return
 
     def __enter__(self) -> Self:
@@ -448,7 +448,7 @@ class ProcessClient(WorkerClient):
             time.sleep(WATCH_S)
 
     def abandon(self) -> None:
-        """Let the request in progress fail, and start no more processes."""
+        """Make the request in progress fail, and start no more processes."""
         self.template.is_over.set()
 
     def stop(self) -> int | None:

@@ -7,7 +7,7 @@ from attnbench.units import guarded
 
 
 def text(results: Results) -> str:
-    """Return the table of `attnbench.table` as CSV. Missing values are NA, and no text is a formula (`guarded`)."""
+    """Return the table of `attnbench.table` as CSV. Missing values are NA, and formulas are escaped (`guarded`)."""
     safe = table(results).copy()
     for column in safe.columns:
         if safe[column].dtype.kind not in "iufb":

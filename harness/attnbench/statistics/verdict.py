@@ -253,7 +253,7 @@ class Judgement:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest relative slowdown that 80 % of repetitions would detect; None with too few processes.
+        """The smallest relative slowdown detected with a probability of 80 %; None with too few processes.
 
         Source: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504.
         """

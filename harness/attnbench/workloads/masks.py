@@ -84,7 +84,7 @@ class Mask:
 
     @property
     def hides(self) -> bool:
-        """Whether the mask may hide keys, as every mask does that overrides `span`."""
+        """Whether the mask may hide keys: true if its class overrides `span`."""
         return type(self).span is not Mask.span
 
     @property

@@ -195,7 +195,7 @@ def _flat(combination: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_kept(combination: Mapping[str, Any]) -> bool:
-    """Return whether a workload with exactly these values exists."""
+    """Return whether `make` accepts these values and changes none of them."""
     try:
         workload = make(_flat(combination))
     except ValueError:

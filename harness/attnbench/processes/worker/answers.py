@@ -495,7 +495,7 @@ class Worker:
         self.screened.clear()
 
     def prepare_calls(self, cell: Target, num_calls: int, seed: int) -> None:
-        """Prepare the calls of a refereed sample, each on its own inputs drawn from `seed` (checking/agreement.py)."""
+        """Prepare calls that the coordinator times, each on its own inputs from `seed` (checking/agreement.py)."""
         self.turn = cell.arm
         self.heartbeat.beat()
         bench = self.bench(cell.workload)
