@@ -86,7 +86,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests in five minutes; arguments after -- go to pytest."""
+    """Run the tests except long ones, which takes five minutes; arguments after -- go to pytest."""
     install(session, "test")
     session.run("python", "-m", "pytest", *(session.posargs or [*IN_PARALLEL, "--durations=15"]), env=ONE_THREAD)
 
@@ -126,7 +126,7 @@ def second(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run all tests except those of documents, and require a coverage of lines; tracing slows tests down by a third."""
+    """Run all tests but those of documents, and fail if they cover too few lines; tracing slows them by a third."""
     borrow(session, "test")
     session.run("python", "-m", "coverage", "erase")
     everything = [*IN_PARALLEL, "-m", "not browser", "--ignore=tests/test_documents.py"]
@@ -219,7 +219,7 @@ def field(session: nox.Session) -> None:
 
 @nox.session
 def detection(session: nox.Session) -> None:
-    """Plant every known mistake and try 1000 seeds of honest results: renew results/gallery/detection (long)."""
+    """Plant every known mistake, and check honest code with 1000 seeds: renew results/gallery/detection (long)."""
     install(session)
     folder = str(RESULTS / "gallery" / "detection")
     session.run("python", "-m", "studies.detection", *(session.posargs or ["--to", folder]))

@@ -1,7 +1,7 @@
 """Attention in plain PyTorch with tiles and an online softmax: memory grows with the length, not its square.
 
-A row of scores is never stored whole. Each tile of keys updates the row's maximum, its sum of exponentials and its
-output; both sums are rescaled when the maximum grows. The backward pass recomputes the tiles of each row.
+A row of scores is never stored whole. Each tile of keys updates the row's maximum, sum of exponentials and output; the
+sum and the output are rescaled when the maximum grows. The backward pass recomputes the tiles of each row.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width; t queries and s keys of one tile.
 """

@@ -52,7 +52,7 @@ class Parallel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:  # noqa: ANN401
-        """Compute the gradients of query, key and value from that of the output (B, H, T, V), of all tokens."""
+        """Compute gradients of query, key and value from the output's gradient (B, H, T, V); all are of all tokens."""
         from torch.distributed.tensor.experimental import context_parallel
         from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 

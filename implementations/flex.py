@@ -51,7 +51,7 @@ def compiled() -> Callable[..., Any]:
 
 @lru_cache(maxsize=4)
 def block_mask(mask: BoundMask) -> BlockMask:
-    """Return PyTorch's block mask: which tiles are hidden, visible or partly visible, and the rule in the latter."""
+    """Return PyTorch's block mask: which tiles are hidden, visible or partial, and the rule in partial tiles."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask.sees(batch, query, key)

@@ -49,7 +49,7 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
 
 
 def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
-    """Set the dropout probability; above 0 put the module into training mode, since it drops nothing otherwise."""
+    """Set the dropout probability, and training mode if it is above 0: evaluation mode drops nothing."""
     module.dropout = share
     module.train(share > 0)
 

@@ -42,13 +42,13 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
 
 
 def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
-    """Set the dropout probability; above 0 put the module into training mode, since it drops nothing otherwise."""
+    """Set the dropout probability, and training mode if it is above 0: evaluation mode drops nothing."""
     module.dropout = share
     module.train(share > 0)
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the module cannot run a workload, or None; queries that see no key are refused (NaN)."""
+    """Return why the module cannot run a workload, or None; it gives NaN to a query that sees no key."""
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
     if workload.direction == "inference" and workload.biased and "out" not in workload.biased:

@@ -36,7 +36,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
 @lru_cache(maxsize=4)
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
-    """Return the bounds of N sequences among queries (N + 1,) and keys (N + 1,), and the most queries and keys of one.
+    """Return bounds of N sequences in queries (N + 1,) and in keys (N + 1,), and the longest sequence's length in both.
 
     A sequence is a batch row or, under the mask `document`, one document of a row.
     """

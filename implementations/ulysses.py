@@ -32,7 +32,7 @@ def to_tokens(tensor: Tensor, rank: Rank) -> Tensor:
 
 
 class Exchange(torch.autograd.Function):
-    """`to_heads` or `to_tokens`; the backward pass is the other one."""
+    """The exchange `to_heads` or `to_tokens` with gradients: the backward pass of each is the other exchange."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401

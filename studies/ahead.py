@@ -1,10 +1,10 @@
-"""Compile the kernels of implementations/triton_flash.py without a GPU, and compare their needs with limits of GPUs.
+"""Compile the kernels of implementations/triton_flash.py without a GPU, and check that they fit the limits of GPUs.
 
-`nox -s triton` runs this and renews results/gallery/gpu/shared_memory.md. It needs Triton, in any version.
+`nox -s triton` runs this and renews results/gallery/gpu/shared_memory.md. Any version of Triton will do.
 
 A launch fails if a kernel needs more shared memory than the GPU gives to one thread block. Each kernel is compiled for
-each width and dtype as for dense tensors, whose strides and addresses are multiples of 16: the compiler then loads
-tiles in advance, which needs the most memory.
+each head width and dtype. The compiler may assume that strides and addresses are multiples of 16, as in dense tensors:
+it then loads tiles in advance, which takes the most memory.
 
 Sources: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities (limits), and
 https://triton-lang.org/main/python-api/triton.html.
@@ -27,14 +27,14 @@ import typer
 from attnbench.implementations import triton_flash
 
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
-"""Most bytes of shared memory for one thread block, by compute capability (80 is 8.0); 12.0 has the limit of 8.9."""
+"""Largest shared memory of a thread block in bytes, by compute capability (80 is 8.0); 12.0 has the limit of 8.9."""
 TENSOR_COLUMNS = 512
-"""Number of columns of the tensor memory, which GPUs of compute capability 10.0 have."""
+"""Number of columns of tensor memory, a kind of memory that GPUs of compute capability 10.0 have."""
 WIDTHS = (16, 32, 64, 128, 256)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 KERNELS = ("flash_fwd_tile", "flash_bwd_keys", "flash_bwd_queries")
 FLOATS = ("LSE", "DELTA")
-"""Tensor parameters of the kernels that are always in float32."""
+"""Names of the kernels' tensor parameters that are in float32 for every dtype."""
 SOURCE = Path(triton_flash.__file__)
 PAGE = "shared_memory.md"
 
@@ -57,7 +57,7 @@ class Need(NamedTuple):
     rows: int
 
     def fits(self, capability: int) -> bool:
-        """Whether a GPU of this compute capability can launch the kernel."""
+        """Return whether a GPU of this compute capability can launch the kernel."""
         return self.shared_bytes <= LIMITS[capability] and self.columns <= TENSOR_COLUMNS
 
 
@@ -100,7 +100,7 @@ def need(cell: Cell) -> Need:
 
 
 def digest(source: str) -> str:
-    """Return a digest of the kernels in a source text; comments and other functions do not change it."""
+    """Return a short hash of the functions with `@jit` in a source text; comments and other code do not change it."""
     kernels = [
         node
         for node in ast.parse(source).body
@@ -110,7 +110,7 @@ def digest(source: str) -> str:
 
 
 def page(needs: dict[Cell, Need], version: str) -> str:
-    """Build the page. Each number is the larger need of two kernels, one with a causal mask and one without."""
+    """Build the Markdown page with each kernel's shared memory: the larger of its causal and its unmasked form."""
     limits = ", ".join(f"{limit:,} on sm_{capability}" for capability, limit in LIMITS.items())
     lines = [
         "# Shared memory of the Triton kernels",
@@ -134,7 +134,7 @@ def page(needs: dict[Cell, Need], version: str) -> str:
 
 
 def main() -> int:
-    """Compile all kernels and write the page; return 1 if a kernel needs more than its GPU has, else 0."""
+    """Compile all kernels and write the page; return 1 if a kernel exceeds the limits of its GPU, else 0."""
     import triton
 
     parser = argparse.ArgumentParser(description=__doc__)

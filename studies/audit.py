@@ -1,12 +1,12 @@
-"""Measure what it costs to always choose the same implementation, on the shapes of presets and on random shapes.
+"""Measure the cost of always choosing the same implementation, on the shapes of known models and on random shapes.
 
     python -m studies.audit --run DIR train held_out     measures; rerun it to resume
     python -m studies.audit --run DIR table --to results/gallery/fastest
 
 A chooser picks an implementation for each shape. Its regret is the time of its choice relative to that of the fastest
 implementation. One chooser is a policy, learned from the training shapes alone. All choosers are judged on the held-out
-shapes: those of all presets, and random ones. On each shape, all implementations are checked and then timed in the same
-blocks. Every second process selects the fastest, and the others measure the regret, so that luck is not part of it.
+shapes: those of all model presets, and random ones. Every process times all implementations of a shape. Every second
+process selects the fastest, and only the others measure the regret: so the luck of the selected one does not count.
 """
 
 import itertools
@@ -52,22 +52,22 @@ SEED_TRAINED, SEED_DRAWN = 11, 18
 DECODE, TRAINING = 0.25, 0.3
 """Share of random shapes with a single query, and share of training shapes among the rest."""
 KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none", "training"), ("causal", "training"))
-"""Pairs of a mask and a kind of work in the training set; each pair occurs with every dtype."""
+"""Pairs (mask, kind of work) of the shapes from which the policy is learned; each pair occurs with both dtypes."""
 VISITS_TRAINED, VISITS_HELD_OUT = 4, 12
 LARGEST_MEAN, LARGEST_WORST = 0.01, 0.05
-"""Limits of our policy's regret: its mean, and the largest part of it that noise does not explain."""
+"""Limits of our policy's regret, as shares: of the mean over all shapes, and of the part beyond noise on any shape."""
 CALL_LIMIT_S = 0.25
 MOST_FLOPS, MOST_SCORE_BYTES = 4e9, 2.0**28
-"""Largest FLOPs and bytes of the score matrix of a random shape, so that a call takes milliseconds on one core."""
+"""Limits of a random shape: FLOPs of a call, and bytes of the score matrix. They keep calls short on one core."""
 POINTS = {"prefill": {"seq_len": ["256"]}, "decode": {"batch_size": ["1"], "kv_len": ["1024"]}}
-"""Values of axes at which presets are measured, by phase."""
+"""Phases in which the presets are measured, each with the axis values for presets of decoders."""
 
 
 def drawn(number: int, seed: int, num_threads: int, *, of_each_kind: bool = False) -> list[Workload]:
     """Draw at least `number` different random workloads; they vary in length, heads, dtype, mask and direction.
 
-    With `of_each_kind`, each combination of mask, kind of work and dtype is drawn equally often, so that the policy
-    learns rare ones, too.
+    Workloads above MOST_FLOPS or MOST_SCORE_BYTES are dropped. If `of_each_kind` is true, each combination of mask,
+    kind of work and dtype is drawn equally often, so that the policy learns rare ones, too.
     """
     draws, found = random.Random(seed), dict[str, Workload]()
     kinds = list(itertools.product(("float32", "bfloat16"), KINDS))
@@ -80,7 +80,7 @@ def drawn(number: int, seed: int, num_threads: int, *, of_each_kind: bool = Fals
 
 
 def _any_kind(draws: random.Random) -> tuple[str, tuple[str, str]]:
-    """Draw a dtype, and a mask with a kind of work: decode, prefill or training."""
+    """Draw (dtype, (mask, kind of work)); the kind is "decode", "prefill" or "training"."""
     is_decode = draws.random() < DECODE
     dtype = draws.choice(["float32", "float32", "float32", "bfloat16"])
     mask = "none" if is_decode else draws.choice(["none", "causal"])
@@ -105,7 +105,7 @@ def _drawn(draws: random.Random, kind: str, *, mask: str, dtype: str, num_thread
 
 
 def of_presets(num_threads: int) -> list[Workload]:
-    """List a workload for each kind of layer of each preset, in each phase that the preset has."""
+    """List a workload for each layer kind and phase of each preset; skip layers with a scale or further inputs."""
     found: dict[str, Workload] = {}
     for name in models.names():
         model = models.preset(name)
@@ -119,7 +119,7 @@ def of_presets(num_threads: int) -> list[Workload]:
 
 
 def planned(workloads: Sequence[Workload], seed: int, num_visits: int) -> Plan:
-    """Plan a run that checks every cell, then visits each workload `num_visits` times, each time in a fresh process."""
+    """Plan a run that checks all implementations on each workload, then times them in `num_visits` fresh processes."""
     limits = build_plan(sweep="fastest", implementations=NAMES, call_limit_s=CALL_LIMIT_S, seed=seed)
     return msgspec.structs.replace(
         limits,
@@ -133,7 +133,7 @@ def planned(workloads: Sequence[Workload], seed: int, num_visits: int) -> Plan:
 
 
 def measure(folder: Path, workloads: Sequence[Workload], seed: int, num_visits: int) -> None:
-    """Start a run in `folder`, or resume the run that is there."""
+    """Run the plan of these workloads in `folder`; if a run is stored there, resume it with its stored plan."""
     plan = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, seed, num_visits)
     running.execute(plan, folder, stages=("check",))
     running.execute(plan, folder, stages=("time",))
@@ -162,12 +162,12 @@ class Regret:
 
     @property
     def is_behind(self) -> bool:
-        """Whether PyTorch's own choice is faster by more than the noise."""
+        """Whether PyTorch's automatic choice is faster than `chosen` by more than the noise."""
         return self.against_reference is not None and self.against_reference > self.half_reference
 
 
 def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Regret]:
-    """Yield the regret of one chooser on each workload on which a fastest implementation is known."""
+    """Yield the regret of the chooser `choose` on each workload whose fastest implementation is known."""
     for found in recommend(results):
         stands = found.standing
         if stands is None:
@@ -198,7 +198,7 @@ def mean(logs: Sequence[float]) -> tuple[float, float]:
 
 
 def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
-    """Build the row of a chooser in the table from its regrets."""
+    """Build the table row of the chooser `name` from its regrets."""
     logs = [each.log for each in found if each.log is not None]
     centre, half = mean(logs)
     worst = max(found, key=lambda each: each.beyond)

@@ -66,7 +66,7 @@ CHECKS = {
     "a wrong function, until its sentence": ("mine.py:mistaken", "first_s", 5),
     "a wrong module, until its sentence": ("mine.py:wrong_module", "first_s", 5),
 }
-"""Checks by title: the implementation, the field of a row with the duration that counts, and its limit in seconds."""
+"""Checks by title: the implementation, the name of the judged duration in a row, and its limit in seconds."""
 
 
 def first_answer(
@@ -74,7 +74,7 @@ def first_answer(
     checks: Annotated[int, typer.Option(min=1, help="Checks of each kind; one of each takes a minute.")] = 5,
     before: Annotated[Path | None, typer.Option(metavar="DIR", help="An earlier checkout, timed in turn.")] = None,
 ) -> None:
-    """Time the first command of a new user; exit code 1 if a limit is missed."""
+    """Time `attnbench check`, a new user's first command; exit with 1 if a median is above its limit."""
     trees = {"after": ROOT} | ({} if before is None else {"before": before.resolve() / "harness"})
     frame.complete(
         [
@@ -97,7 +97,7 @@ def first_answer(
 
 
 def timed(name: str, tree: Path, number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
-    """Check an implementation in a folder with only mine.py; return the seconds to the first finding and to the end."""
+    """Check `name` with the package below `tree`; return the seconds to the first line with WRONG, and to the end."""
     environment = os.environ | {"PYTHONPATH": module_path(tree), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     with tempfile.TemporaryDirectory(prefix="first-answer-") as folder:
         Path(folder, "mine.py").write_text(MINE, encoding="utf-8")
@@ -120,7 +120,7 @@ def timed(name: str, tree: Path, number: int = 0) -> list[Row]:  # noqa: ARG001 
 
 
 def show(rows: list[Row], field: str) -> str:
-    """Format the median, smallest and largest duration, and the exit codes; "-" without rows."""
+    """Format median, smallest and largest of the duration `field`, and the exit codes; "-" if there are no rows."""
     seconds, codes = [row[field] for row in rows], sorted({row["exit_code"] for row in rows})
     if not rows:
         return "-"

@@ -1,7 +1,7 @@
 """The common frame of studies: a study has named pieces, and each repetition of a piece is stored when it ends.
 
-So an interrupted study continues where it stopped. A piece has a file in DIR/parts, with the rows of one repetition in
-each line. To repeat a study from the beginning, delete DIR/parts.
+So an interrupted study continues where it stopped. Each piece has a file in the folder `parts` of the study; each line
+of the file has the rows of one repetition. To repeat a study from the beginning, delete the folder `parts`.
 """
 
 import json
@@ -21,7 +21,7 @@ class Piece:
     """One part of a study, which is repeated `size` times."""
 
     name: str  # unique in its study
-    make: Callable[[int], Sequence[Row]]  # returns the rows of a repetition, given its number from 0, for JSON
+    make: Callable[[int], Sequence[Row]]  # takes a repetition's number (from 0), returns its rows, fit for JSON
     size: int = 1  # number of repetitions
 
 
@@ -51,8 +51,8 @@ def done(folder: Path, name: str) -> int:
 def complete(pieces: Sequence[Piece], folder: Path, most: int = 0, pool: Executor | None = None) -> None:
     """Run the missing repetitions of all pieces; `most` limits the repetitions of each piece (0: no limit).
 
-    Pieces take turns, one repetition each, so that a change of the machine affects all of them. With a pool, each piece
-    is one job instead.
+    Pieces take turns, one repetition each, so that a change of the machine affects all of them. If `pool` is given,
+    each piece is one of its jobs instead, and jobs run at the same time.
     """
     if pool is None:
         for number in range(max((piece.size for piece in pieces), default=0)):
@@ -70,7 +70,7 @@ def progress(text: str) -> None:
 
 
 def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> None:
-    """Run the repetitions of a piece with these numbers that are missing, and store their rows."""
+    """Run those repetitions among `numbers` that are not stored yet, and store their rows; `most` limits them."""
     path, size = file_of(folder, piece.name), min(piece.size, most or piece.size)
     for number in numbers:
         lines = _lines(path)
@@ -81,5 +81,5 @@ def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> No
 
 
 def _lines(path: Path) -> list[str]:
-    """Read the complete lines of a file; a last line without a line break, which was cut off, is left out."""
+    """Read the complete lines of a file; leave out a last line that was cut off. Return [] if there is no file."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []

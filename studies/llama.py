@@ -1,4 +1,4 @@
-"""Llama's attention from transformers with its rotary embedding, a right module that `studies.margins` measures."""
+"""Llama's attention and rotary embedding from transformers: a correct module, which `studies.margins` measures."""
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,14 @@ class Rotating(nn.Module):
         self.attention, self.rotary = LlamaAttention(config, layer_idx=0), LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend: x (B, T, D), and a mask whose numbers are added to the scores -> output (B, T, D)."""
+        """Compute the output (B, T, D) from x (B, T, D) and an additive mask (1 or B, 1 or H, 1 or T, S), or None."""
         places = torch.arange(x.shape[1], device=x.device)[None]
         output: Tensor = self.attention(x, position_embeddings=self.rotary(x, places), attention_mask=mask)[0]
         return output
 
 
 def called(module: nn.Module, x: Tensor, _context: Tensor, mask: BoundMask) -> Tensor:
-    """Call the module with the mask as numbers to add: x (B, T, D) -> output (B, T, D)."""
+    """Call the module on x (B, T, D) with the additive form of the mask; return the output (B, T, D)."""
     output: Tensor = module(x, mask.added(x.dtype))
     return output
 

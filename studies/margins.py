@@ -1,10 +1,10 @@
 """`python -m studies.margins`: how close right implementations come to the limits of errors, on each instruction set.
 
 Workloads are those of `attnbench check`, for functions and modules. A seed selects a workload and draws its inputs.
-Each bundled implementation that supports the workload and needs no compiler answers every probe (kind of input), and so
-does Llama's module. A place is an instruction set that PyTorch can be limited to, with one thread or two; each place
-has a process of its own. Seeds are divided among the places so that a workload meets another place in the next round of
-seeds. Rerun the command to resume.
+Every probe (kind of input) is given to each bundled implementation that supports the workload and needs no compiler,
+and to Llama's module. A place is an instruction set that PyTorch can be limited to, with one thread or two; each place
+has a process of its own. The seeds are divided among the places, so that later seeds of a workload usually belong to
+other places. Rerun the command to resume.
 """
 
 import json
@@ -37,19 +37,19 @@ CAPABILITIES = ("default", "avx2", "avx512")
 THREADS = (1, 2)
 CLOSEST = ("dtype", "tensor", "implementation", "workload", "probe")
 MOST_SHARE = 0.5
-"""The study fails if an error of a right implementation is more than this share of its limit."""
+"""Largest error that a right implementation may have, as a share of the error's limit; above it the study fails."""
 LLAMA = Path(__file__).with_name("llama.py")
-"""File of a module that rotates queries and keys itself, as most language models do."""
+"""File of a module that applies the rotary embedding itself, as most language models do."""
 SKIPPED = ("context_parallel",)
 """Implementations that are left out: this one needs a GPU for each rank."""
 REFUSED = "pack_vnni2 is only supported when avx512 is supported"
-"""Error message of SDPA in bfloat16 (torch 2.13) on a processor with AMX that is limited to older instruction sets."""
+"""Error of SDPA in bfloat16 (torch 2.13) on a processor with AMX, if PyTorch is limited to older instruction sets."""
 SEEDS_PER_RANKS = 4
-"""Implementations over several processes are slow to call: they answer one of this many seeds."""
+"""Interval between the seeds on which implementations over several processes are called, since they are slow."""
 
 
 class Margin(msgspec.Struct, frozen=True):
-    """Errors of one implementation in one tensor, as shares of their limits: `largest` and `rms`."""
+    """The largest and the RMS error of one implementation in one tensor, each divided by its limit."""
 
     capability: str
     threads: int
@@ -64,9 +64,9 @@ class Margin(msgspec.Struct, frozen=True):
 
 
 def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]]]]:
-    """Return the implementations by name, and the workloads of the default check with the implementations for each.
+    """Return the implementations by name, and pairs (workload, names of the implementations to call on it).
 
-    Bundled implementations also get the same workloads in scope `module`, with projections.
+    The workloads are those of the default check and, for bundled implementations only, the same in scope `module`.
     """
     names = [name for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED]
     specs = [*names, f"{LLAMA}:llama"] if find_spec("transformers") else names
@@ -113,9 +113,9 @@ def margins_of(
 
 
 def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int) -> None:
-    """Measure the missing seeds of one place: every `step`-th seed from `first` on.
+    """Measure those seeds of one place that are not stored yet. Its seeds are every `step`-th one from `first` on.
 
-    There is at least one seed for each workload.
+    All places together have `seeds` seeds, or one for each workload if that is more.
     """
     torch.set_num_threads(place[1])
     every, cells = planned()
@@ -132,7 +132,7 @@ def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int)
 
 
 def capabilities() -> list[str]:
-    """List the instruction sets that PyTorch can be limited to on this processor, up to the one that it uses itself."""
+    """List the instruction sets that PyTorch can be limited to here, up to the one that it uses without a limit."""
     here = torch.backends.cpu.get_cpu_capability().lower()
     return list(CAPABILITIES[: CAPABILITIES.index(here) + 1]) if here in CAPABILITIES else ["default"]
 
@@ -142,7 +142,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds in all; at least one for each cell.")] = 300,
     only: Annotated[str, typer.Option(metavar="NAME,N,I,P", help="One set, N threads: the Ith of P places.")] = "",
 ) -> None:
-    """Find the largest share of a limit that honest code uses; exit 1 above one half."""
+    """Find the largest error of honest code, as a share of its limit; exit with 1 if it is above one half."""
     if only:
         name, threads, first, step = only.split(",")
         measure(to, seeds, (name, int(threads)), int(first), int(step))
@@ -161,7 +161,7 @@ def main(
 
 
 def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
-    """Write margins.csv (implementations), cells.csv (workloads) and margins.md; return the largest share."""
+    """Write margins.csv (implementations), cells.csv (workloads) and margins.md; return the largest error / limit."""
     places = ["capability", "threads"]
     margins["share"] = margins[["largest", "rms"]].max(axis=1)
     table = margins.loc[margins.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})

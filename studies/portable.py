@@ -1,8 +1,8 @@
-"""`python -m studies.portable --out DIR NAME...`: does `attnbench check` judge alike with forked and spawned workers?
+"""`python -m studies.portable --out DIR NAME...`: compare the verdicts of `attnbench check` in two kinds of workers.
 
 Forked workers are for Linux, spawned ones for all systems. Each NAME is a file or a bundled implementation; without
-names, all bundled ones are checked, with the same seed both ways. Rerun the command to resume. The exit code is 1 if a
-verdict differs.
+names, all bundled ones are checked. Both kinds get the same seed. Rerun the command to resume. The exit code is 1 if a
+verdict, a mistake or an exit code differs.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from studies.frame import Piece, Row
 SEED = 7
 WAYS = {"forked": {}, "spawned": {"ATTNBENCH_WORKERS": "spawn"}}
 COMPARED = ("verdict", "mistakes")
-"""Fields of an answer that must be equal. Broken rules are not among them: those of code that draws random numbers or
-caches by address differ between processes."""
+"""Fields of an answer that must be equal for both kinds of workers. Broken rules are not compared: if code draws random
+numbers or caches by address, it breaks different rules in different processes."""
 
 
 def checked(name: str, way: str) -> dict[str, Any]:
-    """Run `attnbench check NAME` with workers of the kind `way`; return its exit code, implementations and message."""
+    """Run `attnbench check` with `way` workers; return its exit code, answers by implementation, and error message."""
     command = [sys.executable, "-m", "attnbench", "check", name, "--seed", str(SEED), "--json"]
     done = subprocess.run(command, env=os.environ | WAYS[way], capture_output=True, text=True, check=False)  # noqa: S603 - our own
     try:
@@ -59,7 +59,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Check the names that have no rows yet, and print the table of all names; return 1 if a verdict differs."""
+    """Check the names that have no rows yet, and print the table of all names; return 1 if a row differs, else 0."""
     parser = argparse.ArgumentParser(prog="python -m studies.portable", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where rows are kept")
     parser.add_argument(

@@ -12,7 +12,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def every() -> Iterator[tuple[str, str]]:
-    """Yield each docstring of a module, class or function in FOLDERS, after its file and name."""
+    """Yield ("file: name", docstring) for each module, class and function in FOLDERS that has a docstring."""
     for path in (path for folder in FOLDERS for path in python_files(ROOT / folder)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):

@@ -1,8 +1,8 @@
 """Fail if a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
 
 It counts lines of code in each folder, comprehensions inside others, long functions, stilted phrases in texts, and
-words of the documents. Docstrings, comments and blank lines do not count as lines of code, but they do in the length of
-a function. `ratchet.toml` next to this file contains the limits and the goals. `--renew` lowers each limit to today's
+words of the documents. Docstrings, comments and blank lines are not lines of code, but they count in the length of a
+function. `ratchet.toml` next to this file contains the limits and the goals. `--renew` lowers each limit to today's
 number and never raises one; limits of words are fixed.
 
 Source of the idea: https://github.com/tinygrad/tinygrad, sz.py.
@@ -74,7 +74,7 @@ def bare_strings(tree: ast.AST) -> list[ast.Constant]:
 
 @functools.cache
 def code_lines(source: str) -> int:
-    """Count the lines with code."""
+    """Count the lines of a source text that have code; docstrings, comments and blank lines have none."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in FREE:
@@ -91,14 +91,14 @@ def parsed(source: str) -> ast.Module:
 
 
 def python_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder, without following links to other folders."""
+    """Yield the Python files below a folder, except symbolic links and files in linked folders."""
     for path in sorted(folder.rglob("*.py")):
         if not any(parent.is_symlink() for parent in path.parents) and not path.is_symlink():
             yield path
 
 
 def texts(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield each text of a file that people read, and whether it is a docstring."""
+    """Yield (text, whether it is a docstring) for a document, or for docstrings and longer strings of a module."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield FENCE.sub("", source), False
@@ -166,7 +166,7 @@ def load(path: Path = LIMITS) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def renew(measured: list[Count], path: Path = LIMITS) -> None:
-    """Lower each limit that is higher than today's number."""
+    """Lower each limit that is higher than today's number, except the limits of words."""
     text = path.read_text(encoding="utf-8")
     for count in measured:
         if count.name.startswith("words"):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_suffix(".toml")
 DOCUMENTS = {".md", ".toml", ".jinja", ".yml", ".cff"}
 GENERATED = re.compile(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", re.DOTALL)
-"""A block that a program writes into a document; instead of the block, the strings of that program are checked."""
+"""A block that a program writes into a document. It is not checked; the strings of that program are."""
 TEMPLATE_CODE = re.compile(r"{[{%#].*?[}%#]}", re.DOTALL)
 """Code in a template, such as names of variables, which is no text."""
 

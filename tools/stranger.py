@@ -18,7 +18,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 
 def readme() -> str:
-    """Return the source of mine.py in the README, with the function that its commands check."""
+    """Return the source of mine.py from the README, whose commands check the function in this file."""
     found = re.search(
         r"```python\n# file: mine\.py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
@@ -27,7 +27,7 @@ def readme() -> str:
 
 
 def try_all(wheel: Path, folder: Path, packages: Path | None) -> None:
-    """Install, use and uninstall the package.
+    """Install the wheel in a new environment below `folder`, use it, and uninstall it.
 
     Raises:
         RuntimeError: a command fails, its output lacks an expected text, or files are left after the removal.

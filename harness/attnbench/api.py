@@ -72,7 +72,7 @@ class Outcome:
     def __init__(
         self, results: Results, verdicts: Mapping[str, str], recommendations: Sequence[Recommendation] = ()
     ) -> None:
-        """Store a run with the verdicts on implementations, by name, or with the recommendations of `fastest`."""
+        """Store the results of a run, its verdicts by implementation name, and the recommendations of `fastest`."""
         self.results, self.verdicts, self.recommendations = results, dict(verdicts), list(recommendations)
 
     @property
@@ -97,7 +97,7 @@ class Outcome:
 
     @property
     def choice(self) -> str:
-        """The implementation that `fastest` recommends for a single shape; "" if none qualifies.
+        """The name of the implementation that `fastest` recommends for a single shape; "" if none qualifies.
 
         Raises:
             ValueError: there is not exactly one shape; use `recommendations`.
@@ -120,7 +120,7 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The time of a call divided by the baseline's, in the only comparison: below 1 is faster.
+        """The implementation's time per call divided by the baseline's, in the only comparison; below 1 means faster.
 
         Raises:
             ValueError: there is no comparison, or there are several; use `comparisons`.
@@ -135,8 +135,8 @@ class Outcome:
     def require_not_slower(self, undecided: Callable[[str], object] = warnings.warn) -> None:
         """Raise an error if an implementation is slower than the baseline on a workload, or was not compared on it.
 
-        If there is no such error and some comparisons are undecided, `undecided` is called with their sentences, one
-        line each. By default it warns; `pytest.skip` skips the test, and `pytest.fail` fails it.
+        Otherwise, if some comparisons are undecided, `undecided` is called once, with a text that has a line for each
+        of them. The default warns; `pytest.skip` skips the test, and `pytest.fail` fails it.
 
         Raises:
             AssertionError: an implementation is slower, or was not compared.
@@ -184,7 +184,7 @@ class Outcome:
         return picture
 
     def __repr__(self) -> str:
-        """Format the verdicts, the answer, and the time and verdict of each shape, as on the closing screen."""
+        """Format the verdicts, the answer, and the time and verdict of each shape, as `attnbench run` prints them."""
         shapes, base = answers.shapes(self.results), titles.base(self.results.plan)
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
         rows = [line.text for line in screen.table(shapes, base)]
@@ -212,7 +212,7 @@ def check(
 
     Without axes, the workloads are those of the sweep `check`. An axis, as in `attnbench list axes`, gets a value or a
     list of values; with axes other than `device`, exactly the workloads of these axes are checked. `seed` is the seed
-    of the inputs; by default it is drawn at random. `timeout` is the longest time of a single step, in seconds. With
+    of the inputs; by default it is drawn at random. A single step is killed after `timeout` seconds. With
     empty_rows="zero", the output of a query that sees no key must be 0. With hidden_nan="reject", a NaN in a hidden key
     or value must not reach an output.
 
@@ -240,12 +240,12 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Check implementations and time them against a baseline, in blocks in a random order, for up to `budget` seconds.
+    """Check implementations and time them against a baseline, repeatedly in random order, for up to `budget` seconds.
 
     By default, `baseline` is the last of several implementations, or `sdpa` if there is only one implementation. The
     run ends early once every comparison is decided. Times are equivalent if their relative difference is below
-    `smallest_effect` (0.02 is 2 %). Of the verdicts faster and slower, at most the share `false_share` is expected to
-    be false. Axes are as in `check`. The run is stored below the folder `results`, where the commands find it.
+    `smallest_effect` (0.02 is 2 %). At most the share `false_share` of the verdicts faster and slower is expected to be
+    false. Axes are as in `check`. The run is stored below the folder `results`, where the commands find it.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -305,8 +305,8 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
 
     By default, the candidates are the implementations of attnbench, except a few that are slow or compile for each
     length. `memory`, such as "512MiB", is the most memory that a call may need beyond its inputs ("": no limit).
-    `deterministic` excludes implementations whose answer to the same input varies. `model` is a preset or a
-    config.json, and `phase` is prefill, decode or training; direction="forward_backward" includes the backward pass.
+    `deterministic` excludes implementations whose output for the same input varies. `model` is a preset's name or the
+    path of a config.json; `phase` is prefill, decode or training. direction="forward_backward" adds the backward pass.
     The run is stored below the folder `results`.
 
     Raises:
@@ -375,7 +375,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
-    """Return the specs of implementations; first pickle those that no file defines into a file in `folder`."""
+    """Return specs of implementations; an implementation that no file defines is pickled into a file in `folder`."""
     specs: list[str] = []
     values: dict[str, Any] = {}
     file = folder / f"{prefix}given.py"
@@ -400,7 +400,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
 
 
 def _in_a_file(value: Any) -> str:  # noqa: ANN401 - any value
-    """Return FILE.py:NAME of a value; "" if it was defined in a notebook, a script or a function."""
+    """Return the spec FILE.py:NAME of a value; "" if it was defined in a notebook, a script or a function."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     name = getattr(value, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not value:

@@ -65,9 +65,9 @@ def pull_back(
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradient of each leaf from the gradient of the output, which has the output's shape.
 
-    The result is None for a leaf that does not affect the output. Reentrant checkpointing does not support
-    `torch.autograd.grad`. With it, the gradients come from `backward`, which stores them in the leaves; they are then
-    removed from the leaves.
+    The result is None for a leaf that does not affect the output. If the graph has reentrant checkpointing, which does
+    not support `torch.autograd.grad`, `output.backward` stores the gradients in the leaves, and this function moves
+    them from there to the result.
 
     Raises:
         NoBackwardError: the output has no graph.
@@ -88,9 +88,9 @@ def pull_back(
 def pull_back_twice(
     output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, along: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Compute the second gradient of each leaf: that of the sum of all first gradients times the tensors in `along`.
+    """Compute second gradients: for each leaf, the gradient of s, the sum of all first gradients times `along`.
 
-    `along` has one tensor of the shape of each leaf. The result is None for a leaf that does not affect the sum.
+    `along` has one tensor for each leaf, in the leaf's shape. The result is None for a leaf that does not affect s.
 
     Raises:
         NoBackwardError: the first gradients have no graph.
@@ -176,7 +176,7 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
-    """Draw the workload's other inputs by name, such as sinks: standard normal float64 values.
+    """Draw the inputs in `workload.operands` by name, such as sinks: standard normal float64 values.
 
     log(S) is added to sinks, so that a sink weighs about as much as all S keys together.
     """
@@ -197,8 +197,8 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     `broadcast`: all batch rows share the key and value of batch row 0, with stride 0.
     `value_in_key`: a value is the first V numbers of its key, in the same memory.
 
-    The keys and values of a batch of requests are those that its cache returns: equal in a shared prefix, and rounded
-    to the cache's dtype.
+    In a batch of requests, keys and values are first replaced by what its cache would return: they are equal in a
+    prefix that the requests share, and rounded to the cache's dtype.
     """
     tensors = dict(inputs.tensors)
     if tensors and workload.cache is not None:
@@ -257,7 +257,7 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 def reason_against(implementation: Implementation, workload: Workload) -> str | None:
     """Return the reason why this workload cannot be tried with this implementation on this machine, or None.
 
-    A workload that attnbench cannot check is not tried either, because nothing is timed unchecked.
+    A workload that attnbench cannot check is not tried either, because every timed call is checked first.
     """
     if reason := device(workload.device).missing():
         return reason
@@ -332,7 +332,7 @@ class Case:
     def bound(self) -> tuple[Callable[[], Any], list[Tensor]]:
         """Return a function that makes one forward call, and the leaves of its graph.
 
-        If the module can prepare its arguments (`bind`), this is done here, where it is not timed.
+        In scope `attention`, a module with a method `bind` prepares its arguments here, outside of the timed call.
         """
         bind = getattr(self.module, "bind", None)
         if bind is None or self.workload.scope == "module":
@@ -386,7 +386,7 @@ class Case:
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Write other values into the timed tensors of these names for a `with` block, then restore the old values."""
+        """Overwrite the inputs named in `values` in place during a `with` block, then restore their old contents."""
         kept = {name: self.tensors[name].detach().clone() for name in values}
         try:
             self._fill(values)
@@ -404,7 +404,7 @@ class Case:
 
     @cached_property
     def first(self) -> int:
-        """Bytes outside torch's allocator before a first call, which is made here, and compiles and caches masks."""
+        """Bytes outside torch's allocator before a warm-up call, which is made here to compile and to cache masks."""
         before = self.device.outside_bytes()
         with self.grad_mode():
             self.call()()
@@ -412,14 +412,14 @@ class Case:
 
     @cached_property
     def outside_bytes(self) -> int:
-        """Device memory in bytes outside torch's allocator that the first calls took and keep, such as kernel code."""
+        """Bytes of device memory outside torch's allocator that the first calls still hold, such as kernel code."""
         before, _ = self.first, self.recording
         return max(0, self.device.outside_bytes() - before)
 
     @cached_property
     def recording(self) -> Recording:
         """The operators and memory of one call after a warm-up call; recorded on first access, then kept."""
-        _ = self.first  # tensors that the first call keeps are not counted
+        _ = self.first  # tensors that the warm-up call keeps are not counted
         with self.grad_mode():
             return self.device.record(self.call())
 

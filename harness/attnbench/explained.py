@@ -65,7 +65,7 @@ def explanations() -> tuple[Explanation, ...]:
 def explained(name: str) -> list[Explanation]:
     """Find the explanations of a name: usually one, or several if the name exists in several kinds.
 
-    Upper and lower case are the same, and so are an underscore and a space.
+    The search ignores case, and treats an underscore like a space.
 
     Raises:
         ValueError: there is no such name; the message suggests similar ones.

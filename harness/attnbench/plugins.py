@@ -48,7 +48,7 @@ ALIASES = {
     "enable_gqa": "num_kv_heads",
     "dropout_p": "dropout",
 }
-"""Names that other packages use for these arguments, each with its name in KEYWORDS."""
+"""Names that other packages use for arguments in KEYWORDS, each with its name there."""
 PAGED = {
     "query": ("query", "q"),
     "key_cache": ("key_cache", "k_cache", "key_pages", "k_pages", "key", "k"),
@@ -131,7 +131,7 @@ def implementation_names() -> list[str]:
 
 
 def name_of(spec: str) -> str:
-    """Return the name under which a spec takes part: its label, its name, or the file's stem for IMPLEMENTATION.
+    """Return the name of a spec in a run: its label, its NAME, or for FILE.py:IMPLEMENTATION the file's stem.
 
     Without a label, an option is part of the name, as in `fused+compile`.
     """
@@ -222,8 +222,8 @@ def discover_implementations(path: Path) -> list[str]:
     - a variable that holds an instance of such a class, a result of `adapt` or `Implementation`, or a
       `functools.partial` of such a function or of SDPA.
 
-    Imported names are ignored, and so are functions that are passed to `adapt`, or that the file calls and that need
-    further arguments.
+    Imported names are ignored. So are functions that the file passes to `adapt`, and functions that the file calls if
+    they need arguments other than those that attnbench can pass.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
@@ -289,7 +289,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Return whether a function takes query, key and value, or a paged cache, or a class has a method that does.
+    """Return whether a function takes query, key and value or a paged cache, or a class has a method for attention.
 
     The method is `attend`, or an undecorated `forward` that takes query, key and value.
     """
@@ -312,7 +312,7 @@ def _names_pages(function: ast.FunctionDef) -> bool:
 
 
 def is_dense(spec: str) -> bool:
-    """Return whether a spec gets the keys of a batch gathered from their pages; False if its file no longer exists."""
+    """Return whether the harness gathers keys from their pages for a spec; False if its file no longer exists."""
     path, _ = split(variant(spec)[0])
     return not reads_pages(spec) and (path is None or path.exists())
 
@@ -331,7 +331,7 @@ def reads_pages(spec: str) -> bool:
 
 
 def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Return whether a function needs arguments besides query, key and value that attnbench cannot give."""
+    """Return whether a function needs arguments that attnbench cannot pass; False for a class."""
     if isinstance(node, ast.ClassDef):
         return False
     positional, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
@@ -385,7 +385,7 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
 
 
 def require_known(kind: str, given: Iterable[str], known: Collection[str], more: str = "") -> None:
-    """Check that all names in `given` are in `known`; `kind` says in the error message what they are names of.
+    """Check that all names in `given` are in `known`; `kind`, such as "axis", is their kind in the error message.
 
     Raises:
         ValueError: a name is unknown; the message has all known ones.
@@ -405,7 +405,7 @@ def digest(spec: str) -> str:
 
 
 def _import_namesake(path: Path) -> None:
-    """Import the installed package with the name of a file; an import in the file itself would find the file.
+    """Import the installed package that has the same name as a file, because the file would import itself instead.
 
     Raises:
         ValueError: no such package is installed.

@@ -24,12 +24,12 @@ MOST_SEEDS = 2**31  # seeds are drawn below this number
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001  # a suite may have hundreds of comparisons
 UNDECIDED = "attnbench-undecided"
-"""Name of the property of a test's report that has the sentence of an undecided comparison. pytest-xdist and JUnit XML
-keep such properties."""
+"""Name of the property, in a test's report, whose value is the sentence about an undecided comparison. pytest-xdist and
+JUnit XML keep such properties."""
 
 
 class AttentionBench:
-    """A function that checks a candidate and times it against a baseline, in fresh processes and randomised blocks."""
+    """A function that checks a candidate and times it against a baseline, in fresh processes and in random order."""
 
     def __init__(self, seed: int, benchmark: Any = None, node: pytest.Item | None = None) -> None:  # noqa: ANN401
         """Store the seed, pytest-benchmark's fixture if there is one, and the test whose report gets each outcome."""
@@ -127,7 +127,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List each undecided comparison: its test may pass, but does not show that nothing is slower."""
+    """List each undecided comparison, since its test may pass although the candidate could be slower."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
     lines = [
         f"{report.nodeid}: {text}"

@@ -42,7 +42,7 @@ def scale_of(value: float, unit: str) -> tuple[float, str]:
 
 
 def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
-    """Format `value` in the best scale of its unit, to `digits` significant digits; None, NaN and infinity are "-"."""
+    """Format `value` in a fitting scale of `unit`, to `digits` significant digits; "-" for None, NaN and infinity."""
     if value is None or not math.isfinite(value):
         return MISSING
     divisor, symbol = scale_of(value, unit)
@@ -153,7 +153,7 @@ def escaped(text: str) -> str:
 
 
 def guarded(text: str) -> str:
-    """Return one line of text for a cell of a spreadsheet, with an apostrophe before a formula, which makes it text.
+    """Return one line of text for a spreadsheet cell; a formula gets an apostrophe in front, so that it stays text.
 
     Source: https://owasp.org/www-community/attacks/CSV_Injection.
     """
@@ -237,7 +237,7 @@ def multiple(value: float) -> str:
 
 
 def factors(values: Sequence[float]) -> str:
-    """Format the smallest and largest factor: "1.10x to 1.52x", or one if both round to the same; "1.00x" for none."""
+    """Format the range of factors: "1.10x to 1.52x", or "1.10x" if both ends round to it; "1.00x" without factors."""
     ends = dict.fromkeys(f"{end:.2f}x" for end in (min(values, default=1.0), max(values, default=1.0)))
     return " to ".join(ends)
 

@@ -1,1 +1,1 @@
-"""Acceptance tests of the method: each promise has a limit that was fixed before. Some compare with other tools."""
+"""Acceptance tests of attnbench's promises, with limits fixed in advance. Some compare attnbench with other tools."""

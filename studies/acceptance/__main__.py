@@ -31,7 +31,7 @@ from studies.trust import __main__ as cheats
 
 FOLDER = Path("results/gallery/acceptance")
 FALSE, NEAR = 0.05, 0.1
-"""Limits: the share of false verdicts, and the relative error of a time that is measured next to other work."""
+"""Limits: the share of false verdicts, and the relative error of a time measured while other programs run."""
 ERROR_OF_LOOP = 1.2
 """Largest RMS error of a ratio, as a multiple of the error that the plain loop makes in the same time."""
 SHARES = {10.0: 0.5, 30.0: 0.6, 240.0: 0.7}
@@ -65,7 +65,7 @@ def _count(rows: Sequence[Row], *verdicts: str) -> int:
 
 
 def _same(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge sessions of identical code: a share of at most FALSE is slower or faster, and settings are always equal."""
+    """Judge sessions of identical code: at most the share FALSE is slower or faster, and settings always match."""
     alike, false = sum(row.get("alike") == 1.0 for row in rows), _count(rows, "slower", "faster")
     found = f"settings equal in {alike} of {len(rows)}; false verdicts {at_most(false, len(rows))}; "
     found += f"equal in {_count(rows, 'equivalent')}"
@@ -81,7 +81,7 @@ def _planted(rows: Sequence[Row], least: float) -> tuple[str, bool]:
 
 
 def _against_loop(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge sessions with a planted slowdown whose true size is the median ratio of all sessions' plain loops."""
+    """Judge sessions with a planted slowdown. Its true size is the median of the ratios that plain loops measured."""
     truth = median(row["loop"] for row in rows)
     words, is_found = _planted(rows, least=1 - FALSE)
     covered, is_covered = _covered([row | {"share": truth - 1} for row in rows])
@@ -90,7 +90,7 @@ def _against_loop(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _identical(rows: Sequence[Row], least_equal: float = 0.0) -> tuple[str, bool]:
-    """Judge identical files: none may be slower. With `least_equal`, none may be faster, and that share equal."""
+    """Judge identical files: none is slower and, if `least_equal` > 0, none faster and at least that share equal."""
     equal = _count(rows, "equivalent")
     false = _count(rows, "slower", *["faster"] * bool(least_equal))
     words = (
@@ -123,7 +123,7 @@ def _honest(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _errors(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge attnbench's RMS error of a ratio against the plain loop's, and against each other tool's best statistic."""
+    """Compare the RMS error of attnbench's ratios with that of the plain loop and of each tool's best statistic."""
     logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         logs[row["tool"]][row["statistic"]].append(row["log"])
@@ -136,7 +136,7 @@ def _errors(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _spending(rows: Sequence[Row], least: float) -> tuple[str, bool]:
-    """Judge the median share of a run's time that is spent in samples; the text has the share of each part."""
+    """Judge the share of a run's time that is spent in samples (median); the text has the share of each part."""
     known = [row for row in rows if "spent" in row]
     if not known:
         return "no session ended", False
@@ -154,7 +154,7 @@ def _spending(rows: Sequence[Row], least: float) -> tuple[str, bool]:
 
 
 def _printed_times() -> Iterator[Test]:
-    """Yield the tests W1: attnbench prints the time of a plain loop."""
+    """Yield the tests W1: attnbench prints the time that a plain loop measures."""
     for threads, length in itertools.product((1, 2), (32, 128, 256, 512, 1024)):
         yield Test(
             id=f"W1 {threads} threads, T={length}",
@@ -168,7 +168,7 @@ def _printed_times() -> Iterator[Test]:
 
 
 def _budgets() -> Iterator[Test]:
-    """Yield the tests W2 to W5: the findings and the errors of sessions with a budget of seconds."""
+    """Yield the tests W2 to W5: verdicts, errors and use of time in sessions whose budget is given in seconds."""
     yield Test(
         id="W2",
         title="an extra product of about 3 % of 0.5 ms, 2 threads, 5 s",
@@ -349,7 +349,7 @@ def chosen(names: Sequence[str]) -> list[Test]:
 
 
 def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
-    """Return the sessions of a test as a piece of the study; with `old`, sessions of that tree are a second piece."""
+    """Return the sessions of a test as a piece of the study, and those of the tree `old`, if given, as another."""
     found = [frame.Piece(name=test.id, make=test.take, size=test.number)]
     if old is not None and test.id.startswith(WITH_OLD):
         make = partial(test.take, tree=old.resolve() / "harness")
@@ -358,7 +358,7 @@ def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
 
 
 def outcome(test: Test, folder: Path, engine: str = "") -> Outcome | None:
-    """Judge a test by its stored sessions, with engine=OLD by those of the older tree; None if there are none."""
+    """Judge a test by its stored sessions (of the older tree if `engine` is OLD); return None if there are none."""
     if not (rows := frame.rows(folder, test.id + engine)):
         return None
     if engine:  # other tools are measured in the sessions of this tree alone

@@ -1,4 +1,4 @@
-"""Compare two implementations on one shape by the pytest fixture, and print the outcome as JSON.
+"""Compare two implementations on one shape with attnbench's pytest fixture, and print the outcome as JSON.
 
 The arguments are a workload's axes as JSON, and two implementations. The program also runs with an older attnbench.
 """

@@ -70,7 +70,7 @@ class CudaGpu:
         return lambda: spin(cycles)
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """Return the seconds that the calls spend in kernels, on all streams, by torch's profiler."""
+        """Make `num_calls` calls; return their seconds in kernels on all streams, as torch's profiler reports them."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -88,7 +88,7 @@ class CudaGpu:
         return device(DEVICE).captured(lambda: call)
 
     def state(self) -> DeviceState:
-        """Read the device's state. Its clock frequency comes from spins since the last reading, or from the driver."""
+        """Read the state; its clock frequency is that of spinning kernels since the last reading, or the driver's."""
         return device(DEVICE).state() or DeviceState()
 
     def heat(self, seconds: float) -> None:
@@ -103,7 +103,7 @@ class CudaGpu:
         return device(DEVICE).interference_probe()
 
     def peak_bytes_per_s(self) -> float | None:
-        """Return the memory's peak bandwidth by clock and width (two transfers a cycle), or by BYTES_PER_S, or None."""
+        """Return the memory's peak bandwidth from its clock and width, else from BYTES_PER_S; None if unknown."""
         found = torch.cuda.get_device_properties(DEVICE)
         clock_khz, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
         if clock_khz and width:

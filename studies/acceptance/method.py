@@ -1,4 +1,4 @@
-"""V2 and V3 in simulated worlds: false alarms, coverage and power of the verdicts.
+"""The tests V2 and V3 in simulated worlds: false alarms, coverage and power of the verdicts.
 
 Hundreds of sessions are simulated at once. Each is judged by the rules of statistics/verdict.py at each look, that is,
 after 4, 8, 16, 32 and 64 processes. In a world, each implementation has a random bias in each process, and all
@@ -22,7 +22,7 @@ from studies.frame import Row
 Floats = NDArray[np.float32]
 NUM_BLOCKS, NOISE = 4, 0.01
 NUM_ARMS = 4
-"""Comparisons of one workload, which share its baseline."""
+"""Number of comparisons of one workload; they share one baseline."""
 POOL = 2**20
 LARGEST_FALSE, COVERAGE, POWER, LARGEST_EQUAL = 0.06, (0.93, 0.98), 0.9, 0.01
 """Limits, as shares: sessions with a false verdict, coverage of intervals, slowdowns found, slowdowns called equal."""
@@ -63,7 +63,7 @@ SLOWDOWNS = {
 
 
 def noise_pool(world: World, draws: np.random.Generator) -> Floats:
-    """Draw the noise in the log ratio that one process gives, a median over its blocks (POOL,)."""
+    """Draw the errors (POOL,) of log ratios, each of which is the median over the blocks of one process."""
     logs = world.noise * draws.standard_normal((2, POOL // 16, NUM_BLOCKS), dtype=np.float32)
     if world.spikes:
         logs += (draws.random(logs.shape) < world.spikes) * draws.exponential(SPIKE, logs.shape)
@@ -149,7 +149,7 @@ def simulate(world: World, num_runs: int, seed: int = 39) -> Tally:
 
 
 def rows(worlds: dict[str, World], number: int, num_runs: int = 500) -> list[Row]:
-    """Simulate `num_runs` sessions in each world, and return a row of counts for each world."""
+    """Simulate `num_runs` sessions in each world with the seed `number`; return a row of counts for each world."""
     return [{"world": name, **vars(simulate(world, num_runs, seed=number))} for name, world in worlds.items()]
 
 
@@ -164,7 +164,7 @@ def _total(found: Sequence[Row]) -> dict[str, Tally]:
 
 
 def judge_alarms(found: Sequence[Row]) -> tuple[str, bool]:
-    """Judge V2 by the world with the largest share of sessions with a false verdict."""
+    """Judge V2: the upper limit of the share of sessions with a false verdict, in the world where it is largest."""
     totals = _total(found)
     limits = {name: upper_limit(each.alarms, each.num_runs) for name, each in totals.items()}
     worst = max(limits, key=lambda name: limits[name])
@@ -182,7 +182,7 @@ def judge_coverage(found: Sequence[Row]) -> tuple[str, bool]:
 
 
 def judge_power(found: Sequence[Row]) -> tuple[str, bool]:
-    """Judge V2's slowdowns by the share found in each world and the share called equal; name the processes needed."""
+    """Judge the slowdowns of V2: the share found in each world must reach POWER, and few may be called equal."""
     totals = _total(found)
     words = [
         f"{name}: {each.slower / each.num_cells:.1%} after {each.processes / max(1, each.slower):.1f} processes"

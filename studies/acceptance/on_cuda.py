@@ -31,15 +31,15 @@ Gpu = CudaGpu | SimulatedGpu
 
 NUM_CALLS, NUM_REPEATS = 50, 9
 NUM_ROUNDS = 6
-"""Rounds of G1 and G5. Each round times a call by both methods; either method begins equally often."""
+"""Rounds of G1 and G5. Each round times a call with both methods; each method begins half of the rounds."""
 SUM_SHARE, GRAPH_SHARE = 0.02, 0.03
 SHORTEST_S = 20e-6
-"""Calls that take less time are not judged."""
+"""Shortest call that G1 and G5 judge, in seconds."""
 GAP_S = 1.2e-6
 """Seconds between two consecutive kernels of a call on a GPU: part of the call's time, but not of the kernels' time."""
 INSIDE, BEYOND, UNDECIDED = "inside", "beyond", "not decided"
-"""Verdicts on a row: where its interval lies relative to the limit. At the power cap a GPU's clock frequency varies by
-a third, and so do times, so that an interval may be too wide to decide."""
+"""Verdicts on a row, by the position of its interval relative to the limit. An interval may be too wide for a decision,
+since times vary by a third, as does the clock frequency, if a GPU is at its power cap."""
 FEWEST_INSIDE = 3
 """Fewest rows inside the limit that a test needs to pass."""
 COLDER = 1.05
@@ -64,7 +64,7 @@ def schedule(ways: Sequence[str], draws: random.Random) -> list[str]:
 
 
 def kernel_sum(gpu: Gpu | None = None) -> Outcome:
-    """Run G1: compare the time of a call by the device's clock with the profiler's sum of its kernels."""
+    """Run G1: compare the time of a call by the device's clock with the profiler's sum of kernel times."""
     gpu = gpu or CudaGpu()
     limit = f"within {SUM_SHARE:.0%} and {GAP_S * 1e6:g} us for each kernel, above {SHORTEST_S * 1e6:g} us"
     title = "device time against the profiler's kernel sum"
@@ -89,7 +89,7 @@ def graph_mode(gpu: Gpu | None = None) -> Outcome:
 
 
 def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row:
-    """Time a call by the device's clock and by `other`, in turns; return both times, or the error of either.
+    """Time a call with the device's clock and with `other`, in turns; return both times, or the first error.
 
     The row also has the clock frequency of the device at each turn.
     """
@@ -113,7 +113,7 @@ def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row
 
 
 def _interval(seconds: Mapping[str, Sequence[float]], turns: Sequence[str]) -> tuple[float, float, float]:
-    """Return the relative difference of both methods, between the lower and the upper end of its 95 % interval.
+    """Return (low, share, high): the relative difference of the two methods, and the ends of its 95 % interval.
 
     A steady drift makes the difference larger in rounds that one method begins, and smaller in the others. There are
     equally many rounds of both kinds, so the spread is taken around the mean of each kind.
@@ -128,7 +128,7 @@ def _interval(seconds: Mapping[str, Sequence[float]], turns: Sequence[str]) -> t
 
 
 def _judged(row: Row, limit: float) -> Row:
-    """Add to a row its verdict, INSIDE, BEYOND or UNDECIDED; rows with errors or short calls get none."""
+    """Add the verdict (INSIDE, BEYOND or UNDECIDED) to a row; a row with an error or a short call gets none."""
     if "error" in row or row["other_s"] < SHORTEST_S:
         return row
     highest = limit + GAP_S * row.get("num_kernels", 0) / row["other_s"]
@@ -138,7 +138,7 @@ def _judged(row: Row, limit: float) -> Row:
 
 
 def _outcome(rows: list[Row], **about: str) -> Outcome:
-    """Build the outcome: a pass if there is no error, no row is beyond the limit, and enough rows are inside."""
+    """Build the outcome: a pass if no row has an error, none is BEYOND, and at least FEWEST_INSIDE are INSIDE."""
     verdicts = [row.get("verdict") for row in rows]
     is_whole = not any("error" in row for row in rows)
     passes = is_whole and BEYOND not in verdicts and verdicts.count(INSIDE) >= FEWEST_INSIDE
@@ -179,7 +179,7 @@ def cold_caches(gpu: Gpu | None = None) -> Outcome:
 
 
 def _alone_s(clock: Clock, call: Call, flush: Call) -> float:
-    """Measure the median device seconds of single calls, each after a call of `flush`, as a run measures them."""
+    """Return the median device seconds of single calls, timed as in a run, with a call of `flush` before each."""
     timed = blocks.TimedCall(arm=Arm(implementation="a"), call=call)
     single = ((timed.arm, 1.0),)  # a call that is known to take 1 s is alone in its sample
     at = blocks.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0, known=single)
@@ -214,7 +214,7 @@ def heat_up(gpu: Gpu | None = None) -> Outcome:
 
 
 def flush(gpu: Gpu | None = None) -> Outcome:
-    """Run G4: before a call of microseconds, keep the device busy for 20 ms; the call's time must not include it."""
+    """Run G4: keep the device busy for 20 ms before a call of microseconds, whose time must not include these 20 ms."""
     gpu = gpu or CudaGpu()
     work = gpu.short_work()
     plain_s = _alone_s(gpu.clock, work, lambda: None)

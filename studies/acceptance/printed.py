@@ -1,8 +1,8 @@
-"""W1: does attnbench print the time of a plain loop?
+"""Test W1: attnbench must print the time that a plain loop measures.
 
 The loop is examples/plain_loop.py. It uses nothing of attnbench, and has a process for each function. A session times a
-shape by the loop, by one way of attnbench, by the loop, by the next way, and so on. A time by attnbench, called a
-reading, is compared with the mean of the loops before and after it. If these two differ too much, the machine has
+shape with the loop, in one way of attnbench, with the loop, in the next way, and so on. A time by attnbench, called a
+reading, is compared with the mean of the loops before and after it. If these two loops differ too much, the machine has
 changed, and the reading is not judged.
 """
 
@@ -23,12 +23,12 @@ from studies.acceptance.sessions import FIXTURE, PRODUCT, STUDIES, cells, plain_
 from studies.frame import Row
 
 MEDIAN_LIMIT, LIMIT, APART = 0.02, 0.05, 0.03
-"""Limits of the relative error of a median of readings and of one reading, and of the log ratio of two loops."""
+"""Limits: relative error of a median of readings, relative error of one reading, and log ratio of two loops."""
 FEWEST_JUDGED = 0.5
-"""Smallest share of the readings of one function in one way that must be judged."""
+"""Smallest share of readings, for each function and way, that must be judged."""
 LOOP_S, BUDGET_S = 0.8, 6.0
 SPECS = {"sdpa": "torch:sdpa", "fused": "fused.py:attention", "mine": "mine.py:mine"}
-"""Names of the functions in attnbench, with the argument that names each to the plain loop."""
+"""Argument of the plain loop for each function, by the name of the function in attnbench."""
 ISOLATED, SHARED, BY_FIXTURE = "isolated", "shared", "fixture"
 Reading = dict[str, float]
 """Seconds of a call, by the name of the function."""
@@ -46,7 +46,7 @@ def fused() -> str:
 
 
 def loops(axes: Axes, folder: Path) -> Reading:
-    """Time each function by the plain loop, each in a process of its own."""
+    """Time each function with the plain loop, in a process of its own."""
     sizes = {"seq_len": int(axes["seq_len"]), "num_threads": int(axes["num_threads"])}
     return {name: plain_loop([spec], folder, seconds=LOOP_S, **sizes)[0][0] for name, spec in SPECS.items()}
 
@@ -60,7 +60,7 @@ def command(axes: Axes, folder: Path, tree: Path, isolation: str) -> Reading:
 
 
 def fixture(axes: Axes, folder: Path, tree: Path) -> Reading:
-    """Time each implementation next to `sdpa` by the pytest fixture."""
+    """Time `fused` and `mine`, each together with `sdpa`, with attnbench's pytest fixture."""
     found: Reading = {}
     for spec in ("fused", "mine.py:mine"):
         found |= printed(["-P", str(FIXTURE), json.dumps(axes), spec, "sdpa"], folder, tree)["seconds"]
@@ -75,7 +75,7 @@ WAYS: dict[str, Callable[[Axes, Path, Path], Reading]] = {
 
 
 def session(number: int, *, num_threads: int, seq_len: int, tree: Path = ROOT) -> list[Row]:
-    """Time a shape by each way in random order, with the plain loop before and after; return a row for each way."""
+    """Time a shape in each of WAYS, in random order, with the plain loop before and after; return a row for each."""
     axes: Axes = {"seq_len": seq_len, "mask": "none", "num_threads": num_threads, "direction": "inference"}
     rows = []
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:

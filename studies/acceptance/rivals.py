@@ -1,4 +1,4 @@
-"""One session of W4: compare two files by attnbench, by a plain loop, and by popular tools in their usual way.
+"""One session of test W4: compare two files with attnbench, with a plain loop, and with popular tools.
 
     python -m studies.acceptance.rivals base.py candidate.py 5 SEED [TOOL ...]
 
@@ -63,7 +63,7 @@ def test_it(turn, request, carrier):
 
 
 class _Carrier:
-    """A pytest plug-in that gives the call to the test, and takes the times of all rounds from it."""
+    """A pytest plug-in that passes the call to the test, and collects the times of all rounds of the test."""
 
     def __init__(self, call: Call, share_s: float) -> None:
         self.call, self.share_s = call, share_s
@@ -72,7 +72,7 @@ class _Carrier:
 
     @property
     def has_time(self) -> bool:
-        """Whether a turn as long as the longest so far still fits into the time; true before the first turn."""
+        """Whether another turn, if as long as the longest one, fits into `share_s`; true before the first turn."""
         return not self.times or self.wall_s + self.longest_s < self.share_s
 
     def keep(self, turn_s: float, rounds: Times) -> None:
@@ -90,9 +90,9 @@ class _Carrier:
 def _pytest_benchmark(call: Call, share_s: float) -> Times:
     """Time a call with the fixture of pytest-benchmark, in a run of pytest inside this process.
 
-    `--benchmark-max-time` is `share_s` (default: 1 s). Other options keep their defaults: at least 5 rounds, garbage
-    collection on, no warm-up. The plug-in plans its rounds by the first call, which is the slowest, and so ends long
-    before `share_s`. Therefore the test is run again while there is time, and all rounds are joined.
+    `--benchmark-max-time` is `share_s`, not 1 s. Other options keep their defaults: at least 5 rounds, garbage
+    collection on, no warm-up. pytest-benchmark plans its rounds by the first call, which is the slowest, and so ends
+    long before `share_s`. Therefore the test is run again while there is time, and all rounds are joined.
     Source: https://pytest-benchmark.readthedocs.io/en/latest/usage.html
     """
     carrier = _Carrier(call, share_s)
@@ -171,7 +171,7 @@ RIVALS = {
 
 
 def ours(files: Sequence[str], budget_s: float, seed: int) -> list[Row]:
-    """Compare both files by attnbench's pytest fixture, in fresh processes, until the budget is spent."""
+    """Compare both files with attnbench's pytest fixture, in fresh processes, until the budget is spent."""
     from attnbench.pytest_plugin import AttentionBench
 
     base, candidate = files
@@ -182,14 +182,14 @@ def ours(files: Sequence[str], budget_s: float, seed: int) -> list[Row]:
 
 
 def loop(files: Sequence[str], budget_s: float) -> list[Row]:
-    """Compare both files by examples/plain_loop.py, which makes single calls of both functions in random order."""
+    """Compare both files with examples/plain_loop.py, which makes single calls of both functions in random order."""
     specs = [f"{file}:mine" for file in files]
     found = plain_loop(specs, Path.cwd(), seconds=budget_s / 2 - LOOP_WARM_S, seq_len=AXES["seq_len"])
     return [{"tool": LOOP, "statistic": "ratio", "log": float(np.log(found[1][1]))}]
 
 
 def theirs(tool: str, files: Sequence[str], budget_s: float) -> list[Row]:
-    """Time the first file, then the second, by a tool, each in half of the budget; return a row for each statistic."""
+    """Time one file after the other with `tool`, each in half of the budget; return a row for each statistic."""
     rival = RIVALS[tool]
     a, b = (rival.measure(call_of(file), budget_s / 2) for file in files)
     return [
@@ -199,7 +199,7 @@ def theirs(tool: str, files: Sequence[str], budget_s: float) -> list[Row]:
 
 
 def call_of(file: str) -> Call:
-    """Load the function `mine` of a file, and return a call of it with random inputs (1, 8, 256, 64)."""
+    """Load the function `mine` of a file; return a function that calls it with random inputs (1, 8, 256, 64)."""
     import torch
 
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
@@ -218,7 +218,7 @@ def call_of(file: str) -> Call:
 
 
 def main(base: str, candidate: str, budget: str, number: str, *tools: str) -> None:
-    """Compare both files by every tool, or by the named ones, in random order and equal time; print rows as JSON."""
+    """Compare both files with `tools` (default: all), in random order and equal time; print the rows as JSON."""
     draws, budget_s, files, rows = random.Random(int(number)), float(budget), (base, candidate), list[Row]()
     every = tools or (OURS, LOOP, *RIVALS)
     for tool in draws.sample(every, len(every)):

@@ -1,4 +1,4 @@
-"""Real sessions of the command line on code with a known ratio of times, for V1, V3, V4, V6, V9, and W2 to W6.
+"""Real sessions of attnbench on code with a known ratio of times, for the tests V1, V3, V4, V6, V9, and W2 to W6.
 
 A session is a fresh process that runs `attnbench compare` or `attnbench run`. Its output becomes rows, and a test is
 judged by these rows alone. `tree` is the folder that contains the package attnbench, of this checkout or an older one.
@@ -52,8 +52,8 @@ def mine(query, key, value):
         LEFT @ RIGHT
     return F.scaled_dot_product_attention(query, key, value)
 '''
-"""Two sources of a function. The slowdown of WAITING is exact by construction; that of PRODUCT also uses threads and
-caches."""
+"""WAITING and PRODUCT: sources of a function with a slowdown. In WAITING the function waits, so that the slowdown is
+exact; in PRODUCT it computes an extra matrix product, which also uses threads and caches."""
 ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
 NEVER = 1e-6
 """A margin (smallest effect) at which no session can decide, so that it uses its whole budget."""
@@ -63,16 +63,16 @@ STUDIES = Path(__file__).parents[2]
 """The root of the repository, which contains the package `studies`."""
 LOOP = STUDIES / "examples" / "plain_loop.py"
 FIXTURE = Path(__file__).with_name("by_fixture.py")
-"""The program that compares two implementations by the pytest fixture."""
+"""The program that compares two implementations with attnbench's pytest fixture."""
 LOOP_WARM_S = 0.3
-"""Seconds for which the plain loop calls each function before it times it."""
+"""Seconds of warm-up calls of each function at the beginning of the plain loop."""
 LINE = re.compile(r"^(.+): ([0-9.]+) us \(.* ratio to the first ([0-9.]+)$")
 """A line that the plain loop prints: name of the function, microseconds, ratio."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 RIGHT = STUDIES / "studies" / "detection" / "blind.tar.xz"
-"""Archive of right functions by authors who had not seen the probes; studies/detection/blind.py describes it."""
+"""Archive of functions, of which only the right ones are used here; studies/detection/blind.py describes it."""
 NUM_KINDS = 20
-"""Kinds of honest functions in W6."""
+"""Number of different honest functions in the test W6."""
 
 
 def surroundings() -> dict[str, str]:
@@ -152,7 +152,7 @@ def compare(  # noqa: PLR0913 - what makes a session
 ) -> Row:
     """Run `attnbench compare` on one shape: a function against the same function, slowed down by `share`.
 
-    With `loop_s`, the plain loop first times each function for that many seconds.
+    If `loop_s` is above 0, the plain loop first times each function for that many seconds.
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
@@ -194,7 +194,7 @@ def _compared(output: str, folder: Path) -> Row:
 
 
 def _is_alike(visit: Mapping[str, Any]) -> bool:
-    """Whether all implementations of a visit had the same number of calls in each sample; probes do not count."""
+    """Return whether all samples of a visit, except those of probes, have the same number of calls."""
     counts = {
         sample[1]
         for arm in visit["arms"]
@@ -205,7 +205,7 @@ def _is_alike(visit: Mapping[str, Any]) -> bool:
 
 
 def neighbour(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) -> Row:
-    """Time a function on a quiet machine, then next to busy processes; return the change and the second verdict."""
+    """Time a function on a quiet and on a busy machine; return the relative change, and the verdict of the busy run."""
     quiet = _timed(number, num_busy=0, num_threads=num_threads, by_fixture=by_fixture)
     busy = _timed(number, num_busy=num_busy, num_threads=num_threads, by_fixture=by_fixture)
     return {
@@ -275,7 +275,7 @@ def honest_kind(number: int, to: Path) -> str:
 
 
 def rivals(number: int, *, budget_s: float, tree: Path = ROOT) -> list[Row]:
-    """Compare a function with itself by every tool in equal time; with an older `tree`, by attnbench alone."""
+    """Compare a function with itself, using every tool for equal time, or only attnbench if `tree` is an older one."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         files = [Path(name) / file for file in ("base.py", "candidate.py")]
         for file in files:

@@ -1,4 +1,4 @@
-"""`python -m studies.acceptance.spent RUN`: divide the wall time of a run into parts, from its journal; W5 uses it."""
+"""`python -m studies.acceptance.spent RUN`: divide the wall time of a run into parts, as its journal shows them."""
 
 import json
 import sys

@@ -1,12 +1,12 @@
 """Check code by authors who had not seen the probes: `python -m studies.detection.blind --to DIR`.
 
-`blind.tar.xz` next to this file contains 522 wrong functions (m...) and 314 right ones (h...); in an archive they are
-out of reach of imports and lint. Their authors knew the definition of attention, the signature that a function may
-have, and public bug reports; each file names its source. They compared each wrong function with a float64 loop: its
-error is at least ten times that of a right form, or four times from m301 to m499. Functions from m601 on read a paged
-cache; their author knew docs/serving.md, too. Those from m701 on are kernels, from m801 on ports of models, and from
-m901 on taken from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. m565 was
-first counted as right, but its gradients are NaN where those of scaled_dot_product_attention are finite. Rerun the command to resume.
+`blind.tar.xz` next to this file contains 522 wrong functions (m...) and 314 right ones (h...); in an archive, imports
+and linters do not find them. The authors knew the definition of attention, the signature that a function may have, and
+public bug reports; each file names its source. They compared each wrong function with a float64 loop: its error is at
+least ten times that of a right form (from m301 to m499, four times). Functions from m601 on read a paged cache; their
+author knew docs/serving.md, too. Those from m701 on are kernels, from m801 on ports of models, and from m901 on taken
+from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. m565 was first counted as
+right, but its gradients are NaN where those of scaled_dot_product_attention are finite. Rerun the command to resume.
 """
 
 import csv
@@ -32,13 +32,13 @@ ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
 BEFORE = Path(__file__).with_name("before.json")
-"""Verdicts by function, from m501 on, of the code before it got the rules that each set of functions led to."""
+"""Earlier verdicts by function, from m501 on: the check did not have the rules yet that these functions led to."""
 JUDGED = Path(__file__).with_name("judged.json")
-"""Judgements of the diagnosis of each function from m701 on, by people who had not written it, for each state of the
-code."""
+"""Judgements (see JUDGEMENTS) of attnbench's diagnosis of each function from m701 on, by state of attnbench's code. The
+people who judged had not written the diagnoses."""
 JUDGEMENTS = ("right", "vague", "wrong", "missed")
 BATCH = 20
-"""Files that one command checks: they share the answers of its oracle."""
+"""Number of files that one command checks, so that reference answers are computed once for all of them."""
 
 
 def blind(
@@ -68,7 +68,7 @@ def blind(
 
 
 def checked(files: Sequence[Path], number: int) -> list[Row]:
-    """Run the default check on the function `attention` of one batch of files; return a row for each verdict."""
+    """Run the default check on the function `attention` of each file in batch `number`; return a row for each."""
     specs = [f"{file.stem}={file}:attention" for file in files[number * BATCH :][:BATCH]]
     done = subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-m", "attnbench", "check", *specs, "--json", "--quiet"],
@@ -87,7 +87,7 @@ def checked(files: Sequence[Path], number: int) -> list[Row]:
 
 
 def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: dict[str, str]) -> str:
-    """Build the page: verdict counts of each kind, then each wrong function that was not called wrong."""
+    """Build the page: counts of verdicts for wrong and for right functions, and the wrong ones not called wrong."""
     parts = ["# Functions by authors who had not seen the probes", "Written by `python -m studies.detection.blind`."]
     for kind, found in verdicts.items():
         counts = Counter(
@@ -111,7 +111,7 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
 def sentences(judged: dict[str, dict[str, str]]) -> list[str]:
     """Build the section on the sentences of the diagnosis: how many were right, vague, wrong or missed.
 
-    `judged` has the judgement of each function, for each state of the code.
+    `judged` maps each state of attnbench's code to the judgements of its sentences, by function.
     """
     rows = []
     for when, found in judged.items():
@@ -130,7 +130,7 @@ def sentences(judged: dict[str, dict[str, str]]) -> list[str]:
 
 
 def share(kind: str, found: dict[str, str]) -> str:
-    """Describe the share of bad verdicts: "wrong" on right functions, "right" without an exception on wrong ones."""
+    """Describe the share of bad verdicts: "WRONG" on right functions, or one of SILENT on wrong functions."""
     bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict in SILENT for verdict in found.values())
     name, limit = "wrong" if kind == "honest" else "right silently", upper_limit(bad, len(found), 0.95)
     return f"{bad} of {len(found)} are called {name}: {bad / len(found):.1%}, at most {limit:.1%}."

@@ -85,7 +85,7 @@ def rows(first: int, last: int, _: int = 0) -> list[Row]:
 
 
 def trials(seeds: Iterable[int]) -> Iterator[Trial]:
-    """Yield a trial of our check for every implementation and seed, and of each other rule on three kinds of input."""
+    """Yield trials of every implementation with each seed: by our check, and by other rules on three input kinds."""
     found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE)}
     every = {name: made for name, made in found.items() if not made.compiles}  # each seed has new sizes
     for seed in seeds:

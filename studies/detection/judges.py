@@ -1,7 +1,7 @@
 """Rules that decide whether a result is right: those of other projects, and ours.
 
-Every rule gets the reference in float64, and every gradient. That is more than its own project gives it: most projects
-check only the output. A result is right by a rule only if each of its tensors is right by it.
+Every rule gets the reference in float64, and every gradient. That is more than other projects give their rules: most of
+them check only the output. A rule accepts a result only if it accepts each tensor of the result.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ HALVES = {"bfloat16", "float16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One tensor of a candidate's result, and what a rule needs to judge it."""
+    """One tensor of a candidate's result, and the values that a rule needs to judge it."""
 
     found: Tensor  # float64
     expected: Tensor  # float64
     dtype: str
     textbook_error: float  # error of the textbook form in the workload's dtype
-    agrees: bool  # whether it is right by attnbench's rule
+    agrees: bool  # whether attnbench's rule accepts `found`
 
 
 Judge = Callable[[Question], bool]
@@ -44,20 +44,20 @@ def allclose(atol: float, rtol: float) -> Judge:
 
 
 def by_dtype(asked: Question) -> bool:
-    """Whether all numbers are close: both tolerances are 1e-4 for float32 and float64, 1e-2 for half precision."""
+    """Return whether all numbers are close, with atol = rtol = 1e-2 in half precision and 1e-4 in other dtypes."""
     tolerance = 1e-2 if asked.dtype in HALVES else 1e-4
     return torch.allclose(asked.found, asked.expected, rtol=tolerance, atol=tolerance)
 
 
 def absolute_and_relative(asked: Question) -> bool:
-    """Whether no number is off by both more than 1e-2 and more than 1 % of its expected value."""
+    """Return whether every number is off by at most 1e-2, or by at most 1 % of its expected value."""
     distance = (asked.found - asked.expected).abs()
     bad = ~(distance <= ONE_PERCENT) & ~(distance <= ONE_PERCENT * asked.expected.abs())
     return not bool(bad.any())
 
 
 def twice_textbook(asked: Question) -> bool:
-    """Whether the largest error is at most twice that of the textbook form in the same dtype.
+    """Return whether the largest error is at most twice that of the textbook form in the same dtype.
 
     Source: the tests of https://github.com/Dao-AILab/flash-attention.
     """
@@ -73,7 +73,7 @@ JUDGES: dict[str, Judge] = {
     "twice the textbook's error": twice_textbook,
     OURS: lambda asked: asked.agrees,
 }
-"""Every rule by name; two numbers are the absolute and the relative tolerance."""
+"""Every rule by name; two numbers in a name are the absolute and the relative tolerance."""
 
 
 def draw_uniform(workload: Workload, seed: int) -> Inputs:
@@ -107,7 +107,7 @@ def bar(reference: Reference) -> Bar:
 
 
 def verdicts(found: dict[str, Tensor], against: Bar) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each rule, and whether the tensors `found` are right by this rule."""
+    """Yield (name of a rule, whether the rule accepts the tensors `found`) for every rule."""
     reference = against.reference
     asked = [
         Question(

@@ -1,4 +1,4 @@
-"""An implementation that makes a known mistake, to try the check on."""
+"""An implementation that makes a known mistake, for tests of the check."""
 
 import torch
 from torch import Tensor, nn

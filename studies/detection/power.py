@@ -20,11 +20,11 @@ INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform,
 """Kinds of input by name: uniform numbers, as many benchmarks draw them, and our probes."""
 EVERYTHING = "all"
 DIFFERS = 1e-6
-"""A mistake makes a difference if its float64 answer is off by more than this share of the tensor's largest value."""
+"""Largest error of a mistake in float64 that makes no difference, as a share of the tensor's largest value."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one rule caught one mistake on one kind of input; `inputs` is "all" for the whole check."""
+    """The verdict of one rule on one mistake with one kind of input; `inputs` is "all" for the whole check."""
 
     mistake: str
     form: str  # description of this form of the mistake; a name may have several
@@ -47,7 +47,7 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A family of workloads: the axes in which it differs from two heads of width 16 without a mask.
+    """A family of workloads. `axes` has the values that differ from the default: two heads of width 16, no mask.
 
     The value of an axis may be a function of the length.
     """
@@ -113,11 +113,11 @@ FAMILIES = (
     Sizes({"mask": "ragged", "batch_size": 2, "kv_len": _longer}),
     Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
 )
-"""Families in order: each form of a mistake is tried at the first where it can be made and makes a difference."""
+"""Families in order. A form of a mistake is tried only on the first one where it can be made and makes a difference."""
 
 
 MOST_FORMS_LEN = 32
-"""Up to this length every form of a mistake is tried; at longer ones, only the form in the middle of the list."""
+"""Largest length at which every form of a mistake is tried; at longer ones, only the middle one of the forms."""
 USUAL_LEN = 17
 
 
@@ -142,7 +142,7 @@ def kinds() -> dict[str, Mistake]:
 
 
 def _differs(planted: Mistake, workload: Workload) -> bool:
-    """Whether the mistake changes the answer in float64, on at least one of three kinds of input."""
+    """Return whether the mistake changes the answer in float64 on at least one of three kinds of input."""
     for probe in ("normal", "needles", "large"):
         against = _bar(probe, workload)
         if against is not None:
@@ -156,7 +156,7 @@ def _differs(planted: Mistake, workload: Workload) -> bool:
 
 @cache
 def _bar(inputs: str, workload: Workload) -> Bar | None:
-    """Compute the reference for one kind of input, or None if that input cannot be judged."""
+    """Compute the reference for one kind of input; return None if no mistake could show with it (VacuousError)."""
     try:
         reference = Reference(workload, INPUTS[inputs](workload, 0), 0)
         _ = reference.tolerances
@@ -173,13 +173,13 @@ def _made(planted: Mistake, against: Bar, dtype: torch.dtype) -> dict[str, torch
 
 
 def rows(length: int, dtype: str, names: Collection[str], _: int = 0) -> list[Row]:
-    """Try the named mistakes, or all, at one length in one dtype; return their cells and absences as rows."""
+    """Try the mistakes `names` (all if empty) at one length in one dtype; return each Cell and Absent as a row."""
     torch.set_num_threads(1)  # most tensors are small: a second thread would mostly wait
     return [msgspec.to_builtins(cell) for cell in cells(length, dtype, names)]
 
 
 def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell | Absent]:
-    """Try the named mistakes, or all, at one length in one dtype; yield a cell for each rule and kind of input."""
+    """Try the mistakes `names` (all if empty); yield a Cell for each rule and kind of input, or one Absent."""
     for name, kind in kinds().items():
         if not names or name in names:
             yield from _tried(kind, length, dtype)
@@ -188,7 +188,7 @@ def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell
 
 
 def _tried(kind: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]:
-    """Try the forms of one mistake, each at the first family where it can be made and makes a difference."""
+    """Try the forms of one mistake, each on the first family where it can be made and makes a difference."""
     tried = set[str]()
     for number, family in enumerate(FAMILIES):
         every = forms(number, length, dtype).get(kind.name, [])

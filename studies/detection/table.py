@@ -1,4 +1,4 @@
-"""Tables of detected mistakes; does not import torch."""
+"""Tables of detected mistakes. This module does not import torch."""
 
 import math
 
@@ -66,7 +66,7 @@ def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_length(cells: pd.DataFrame) -> pd.DataFrame:
-    """Count the mistakes that our whole check catches, and those that it was tried on, for each dtype and length."""
+    """Build a table by dtype and length; "3 of 4" means that our whole check caught 3 of the 4 mistakes tried."""
     whole = cells[(cells["inputs"] == "all") & (cells["rule"] == OURS)]
     return whole.pivot_table(values="is_caught", index="dtype", columns="length", aggfunc=_of, sort=False)
 
@@ -76,7 +76,7 @@ def _of(caught: "pd.Series[bool]") -> str:
 
 
 def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, words: dict[str, str]) -> str:
-    """Format the whole report as Markdown."""
+    """Format the whole report as Markdown; `words` has the description of each mistake, by name."""
     lengths = ", ".join(map(str, sorted(cells["length"].unique())))
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     whole = trials[trials["inputs"] == "all"]

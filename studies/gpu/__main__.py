@@ -1,7 +1,7 @@
 """`python -m studies.gpu --out DIR`: run each step in its own process, and pack an archive. Rerun it to resume.
 
-With `--rehearse` everything runs on the CPU with small sizes, and G1 to G5 on a simulated device. With `--stop-after`,
-no step is started whose time limit is longer than the time left; the next call resumes.
+`--rehearse` uses the CPU and small sizes, and a simulated device for the tests G1 to G5 of acceptance/on_cuda.py.
+`--stop-after SECONDS` starts a step only if its time limit ends within these seconds; the next call runs the others.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FINDING, INCOMPLETE = 1, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the remaining steps, print the table, and write the archive; return 0, FINDING or INCOMPLETE."""
+    """Run the remaining steps and pack the archive; return FINDING if one failed, INCOMPLETE if some are left, or 0."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all goes; go on with it later")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; two steps fail on purpose")

@@ -1,8 +1,8 @@
-"""`python -m studies.gpu.contexts`: print the calls of CUDA's runtime that a device's `facts` and `select` make.
+"""`python -m studies.gpu.contexts`: print the CUDA runtime calls of the device methods `facts` and `select`.
 
-No GPU is needed: a library with stubs of the runtime's functions prints their names. It needs a CUDA build of torch and
-the compiler cc. First the template is imported, from which workers are forked; this import must print no call. On a
-busy device `cudaSetDevice` fails, as on a GPU in compute mode EXCLUSIVE_PROCESS that another process uses.
+No GPU is needed: a library with stubs of the runtime's functions prints their names. The program needs a CUDA build of
+torch and the compiler cc. It first imports the module from which workers are forked; this import must print no call. On
+a busy device `cudaSetDevice` fails, as on a GPU in compute mode EXCLUSIVE_PROCESS that another process uses.
 """
 
 import os

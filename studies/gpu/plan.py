@@ -1,4 +1,4 @@
-"""The steps, their order and time limits; and the small steps of a rehearsal on the CPU."""
+"""The steps of a run on a GPU, in order and with time limits, and the smaller steps of a rehearsal on the CPU."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class Size:
 
 
 def full() -> Size:
-    """Plan a run on a GPU: some forty minutes."""
+    """Return the contents of a run on a GPU, which takes about forty minutes."""
     return Size(
         device="cuda",
         widths=(128, 64),
@@ -45,7 +45,7 @@ def full() -> Size:
 
 
 def rehearsal() -> Size:
-    """Plan a rehearsal on the CPU: every kind of step, G1 to G5 on a simulated device, and two planted failures."""
+    """Return the contents of a rehearsal on the CPU: every kind of step with small sizes, and two planted failures."""
     small = ("--set", "seq_len=16", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "batch_size=1")
     return Size(
         device="cpu",
@@ -62,7 +62,7 @@ def rehearsal() -> Size:
 
 
 def steps(size: Size) -> list[Step]:
-    """List the steps in order."""
+    """List the steps of a run in the order in which they are started."""
     where, heads = size.device, size.heads
     lengths, backends = ",".join(map(str, size.lengths)), ",".join(size.backends)
 

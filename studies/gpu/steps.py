@@ -35,9 +35,9 @@ class Step:
 
 
 def run_all(steps: Sequence[Step], out: Path, stop_after_s: float) -> bool:
-    """Run the unfinished steps; return whether nothing is left to do.
+    """Run the steps that have no result yet; return whether all steps now have one.
 
-    A step is not started if its time limit could end more than `stop_after_s` seconds after the start of this call.
+    A step is left for later if its time limit would end more than `stop_after_s` seconds after the start of this call.
     """
     start, is_complete = time.monotonic(), True
     for step in steps:
@@ -67,7 +67,7 @@ def run(step: Step, out: Path, _: int) -> list[Row]:
 
 
 def _outcome(step: Step, out: Path) -> Row:
-    """Run the process of a step, and describe its end. A step that writes no result file counts as died."""
+    """Run a step's process; return its outcome and reason. A step that writes no result file has the outcome DIED."""
     file, log = out / "found" / f"{step.name}.json", out / "logs" / f"{step.name}.log"
     file.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))

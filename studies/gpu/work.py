@@ -1,6 +1,6 @@
 """The work of each step: `python -m studies.gpu.work NAME FILE ...` runs one, and writes its results to FILE.
 
-A function returns its answer in words, and rows. A step is left out if a package or the device is missing.
+The function of a step returns (answer as text, rows). A step is left out if a package or the device is missing.
 """
 
 import json
@@ -45,10 +45,10 @@ def versions() -> tuple[str, list[Row]]:
 
 
 class Wrong(Exception):  # noqa: N818 - it is a finding
-    """A step ran, and its result is not as it should be."""
+    """The step ran, and found a failure; the message describes it."""
 
     def __init__(self, reason: str, rows: list[Row]) -> None:
-        """Set the message, and the rows that were found all the same."""
+        """Keep the reason as the message, and the rows that the step collected."""
         super().__init__(reason)
         self.rows = rows
 
@@ -67,7 +67,7 @@ def tests() -> tuple[str, list[Row]]:
 
 
 def gauge(where: str, name: str) -> tuple[str, list[Row]]:
-    """Run one of the tests G1 to G5; on the CPU, which has no queue, it gets a simulated device."""
+    """Run the test `name` of acceptance/on_cuda.py (G1 to G5); if `where` is the CPU, run it on a simulated GPU."""
     here = _here(where)
     from studies.acceptance import on_cuda
     from studies.simulated.gpu import SimulatedGpu
@@ -80,7 +80,7 @@ def gauge(where: str, name: str) -> tuple[str, list[Row]]:
 
 
 def check(*options: str) -> tuple[str, list[Row]]:
-    """Run `attnbench check` with these options; return the verdicts, and the cells as rows."""
+    """Run `attnbench check` with these options; return the verdicts as text, and a row for each checked cell."""
     done = _python("-m", "attnbench", "check", "--json", *options)
     try:
         said = json.loads(done.stdout)
@@ -106,7 +106,7 @@ def run(command: str, *options: str) -> tuple[str, list[Row]]:
 def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
     where: str, direction: str, mask: str, width: str, lengths: str, heads: str, names: str
 ) -> tuple[str, list[Row]]:
-    """Time calls by attnbench's clock, by triton.testing.do_bench on the same tensors, and by the sum of kernels."""
+    """Time each call with attnbench's clock and with triton.testing.do_bench, and add up the times of its kernels."""
     here = _here(where)
     rows: list[Row] = []
     for length in map(int, lengths.split(",")):
@@ -157,7 +157,7 @@ def die() -> tuple[str, list[Row]]:
 
 
 def _python(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[bytes]":
-    """Run Python with these arguments; its output goes to the step's log, and standard output is also returned."""
+    """Run Python; its output goes to the step's log, and its standard output is also part of the returned object."""
     done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, cwd=cwd, check=False)  # noqa: S603
     sys.stdout.write(done.stdout.decode(errors="replace"))
     return done
@@ -194,7 +194,7 @@ def _case(where: str, name: str, direction: str, mask: str, width: int, length: 
 
 
 def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN401 - a Device
-    """Measure the seconds of one call in each kernel, longest first; on the CPU, in each operator."""
+    """Profile one call; return a row with the seconds of each kernel (on the CPU, each operator), longest first."""
     from torch.profiler import ProfilerActivity, profile
 
     call()
@@ -212,7 +212,7 @@ def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN40
 
 
 def _do_bench(call: Callable[[], object], here: Any) -> float | None:  # noqa: ANN401 - a Device
-    """Return the median seconds by triton.testing.do_bench; None without triton or without a GPU, which it needs."""
+    """Return the median seconds that triton.testing.do_bench measures, or None if triton or a GPU is missing."""
     from importlib.util import find_spec
 
     if here.is_host or find_spec("triton") is None:
@@ -229,7 +229,7 @@ def _flops(case: Any) -> float:  # noqa: ANN401 - a Case
 
 
 def _beside(row: Row) -> str:
-    """Format the FLOP/s by attnbench's clock, and the relative difference of each other clock's time."""
+    """Format the FLOP/s by attnbench's clock, and the relative differences of the times by do_bench and by kernels."""
     others = {"do_bench": row.get("do_bench_s"), "kernels": row.get("kernels_s")}
     shares = [f"{name} {other / row['time_s'] - 1:+.1%}" for name, other in others.items() if other]
     return f"{row['flops'] / row['time_s'] / 1e12:.3g} TFLOP/s" + f" ({', '.join(shares)})" * bool(shares)

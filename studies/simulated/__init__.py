@@ -1,1 +1,1 @@
-"""A simulated machine with noise of known size: the whole engine runs on it in seconds."""
+"""Simulated machines with noise of known size, on which attnbench's own code makes a whole run in seconds."""

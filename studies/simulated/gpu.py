@@ -1,6 +1,6 @@
 """A simulated GPU on virtual time, with noise, heat and a cache.
 
-It has the methods of the real one in studies/acceptance/gpus.py, which the tests G1 to G5 of on_cuda.py call.
+It has the methods of CudaGpu (studies/acceptance/gpus.py), so that the tests G1 to G5 (on_cuda.py) can use it, too.
 """
 
 import math
@@ -27,10 +27,10 @@ POISONED = "CUDA error: an illegal memory access was encountered"
 class SimulatedGpu(SimulatedRuntime):
     """A GPU on virtual time.
 
-    `drift(now_s)` multiplies the time of every kernel and spin, as a changing clock frequency does. Right after the
-    interference probe, a kernel is slower by the share `carry`, as after work that takes much power. After each kernel
-    the device idles for `gap_s` seconds. Planted faults: if `flushes` is false, a flush does not empty the cache; if
-    `spin_share` is below 1, spins are shorter than the clock's calibration predicts.
+    `drift(now_s)` multiplies the time of every kernel, as a changing clock frequency does. Right after the interference
+    probe (a fixed kernel), other kernels are slower by the share `carry`, as after work that takes much power. After
+    each kernel the device idles for `gap_s` seconds. Planted faults: if `flushes` is false, a flush does not empty the
+    cache; if `spin_share` is below 1, spinning kernels are shorter than the clock's calibration predicts.
     """
 
     def __init__(  # noqa: PLR0913 - each is one fault or one property
@@ -62,7 +62,7 @@ class SimulatedGpu(SimulatedRuntime):
         self._num_kernels = 0
 
     def many(self, number: int, seconds: float) -> Call:
-        """Return a call of `number` kernels whose launches take longer than the kernels."""
+        """Return a call that queues `number` kernels of `seconds` each; if they are short, launches take longer."""
 
         def call() -> None:
             for _ in range(number):
@@ -71,10 +71,10 @@ class SimulatedGpu(SimulatedRuntime):
         return call
 
     def kernel(self, seconds: float, stream: int = 0) -> None:
-        """Queue a kernel with this usual duration.
+        """Queue a kernel that takes `seconds` on an undisturbed device.
 
         Raises:
-            RuntimeError: the context is lost.
+            RuntimeError: the device's context is lost (`is_poisoned`).
         """
         if self.is_poisoned:
             raise RuntimeError(POISONED)
@@ -88,11 +88,11 @@ class SimulatedGpu(SimulatedRuntime):
         self.launch(lasts_s, stream)
 
     def spin(self, cycles: int) -> None:
-        """Queue a spin of this many cycles at the present clock frequency."""
+        """Queue a kernel that spins for this many cycles, at the current clock frequency."""
         super().spin(int(cycles * self.drift(max(self.now_s, self.ends_s[0]))))
 
     def state(self) -> DeviceState:
-        """Return the clock frequency that the spins since the last reading show, and `slowed_by`."""
+        """Return `slowed_by`, and the clock frequency measured by the spinning kernels since the last reading."""
         return DeviceState(clock_mhz=self.clock.clock_hz() / 1e6, slowed_by=self.slowed_by)
 
     def _slower(self) -> float:
@@ -102,7 +102,7 @@ class SimulatedGpu(SimulatedRuntime):
         return self.drift(now_s) * (1 + SLOWEST * hot) * (1 + after) * math.exp(self._draws.gauss(0.0, NOISE))
 
     def calls(self) -> dict[str, Call]:
-        """Return the calls of `work`."""
+        """Return a copy of `work`: calls by name."""
         return dict(self.work)
 
     def fixed_work(self) -> Call:
@@ -114,11 +114,11 @@ class SimulatedGpu(SimulatedRuntime):
         return partial(self.kernel, 5e-6)
 
     def copy(self) -> tuple[Call, int]:
-        """Return a call that copies data, faster if they are in the cache, and the bytes that it reads and writes."""
+        """Return a call that copies data (faster from the cache), and the number of bytes that it moves."""
         return partial(self.touch, CACHED_S, COLD_S), COPIED_BYTES
 
     def flush(self, seconds: float = 100e-6) -> None:
-        """Queue a flush of the cache; with the planted fault it only takes the time of one."""
+        """Queue a flush of the cache; if `flushes` is false, it takes the same time, but the cache keeps its data."""
         if self.flushes:
             super().flush(seconds)
         else:
@@ -129,7 +129,7 @@ class SimulatedGpu(SimulatedRuntime):
         return partial(self.launch, seconds)
 
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
-        """Return the seconds that the calls spend in kernels, without the gaps after them."""
+        """Make `num_calls` calls; return their seconds in kernels, without the gap after each kernel."""
         self._seen_s = 0.0
         for _ in range(num_calls):
             call()
@@ -144,14 +144,14 @@ class SimulatedGpu(SimulatedRuntime):
         return self._num_kernels - before
 
     def heat(self, seconds: float) -> None:
-        """Let this time pass; then the device is hot."""
+        """Advance the time by `seconds`, and make the device hot; 0 seconds do nothing."""
         if seconds:
             self.synchronize()
             self.now_s += seconds
             self._heat, self._heated_s = 1.0, self.now_s
 
     def interference_probe(self) -> Call:
-        """Return a call that queues the interference probe, a kernel that may slow down the next one (`carry`)."""
+        """Return a call that queues the interference probe, a kernel after which others are slower by `carry`."""
 
         def probe() -> None:
             self.kernel(200e-6)

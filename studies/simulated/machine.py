@@ -10,21 +10,21 @@ from attnbench.devices import Clock
 from studies.simulated.worlds import STEP_S, World
 
 NUM_STEPS = 2**14
-"""Number of steps of the drift, which last 80 s; then the drift runs backwards, and then forwards again."""
+"""Number of steps of the drift, about 80 s in all; then the drift runs backwards, then forwards again, and so on."""
 NUM_NOISES = 2**12
 SHARE_AFTER_TOUCH = 0.02
-"""Share of the slowdown by other work that remains after one sample of the present work."""
+"""Share of the slowdown by earlier work that remains in the second sample after a switch to other work."""
 LARGEST_CARRY_S = 1e-3
-"""Other work slows down only this first part of a call."""
+"""Seconds at the beginning of a sample that earlier work can slow down; it does not affect the rest."""
 TAKEN = 0.2
-"""In a shared world, a drift above this means that another program runs."""
+"""Drift (a log) above which another program is running, if the world is shared."""
 
 
 class VirtualClock(Clock):
     """A simulated clock: time passes only when simulated work spends it, and `disturb` may change the amount.
 
-    `disturb(seconds, now)` returns the seconds that pass, with drift, spikes and throttling of known size. It changes
-    all calls of a sample together. `turn` is called when another call than the last one is timed.
+    `disturb(seconds, now)` returns the seconds that pass, with drift, spikes and throttling of known size. In a sample
+    it is called once, with the sum of all calls. `turn()` is called before a sample if its call is not the last one's.
     """
 
     resolution_s = 1e-9
@@ -42,11 +42,11 @@ class VirtualClock(Clock):
         self._stretch_s: float | None = None  # undisturbed seconds of the sample so far; None between samples
 
     def now(self) -> float:
-        """Simulated seconds since the start."""
+        """Return the simulated seconds since the start."""
         return self._now
 
     def spend(self, seconds: float) -> None:
-        """Let time pass: a simulated implementation does this instead of work."""
+        """Spend simulated time: a simulated implementation calls this instead of computing something."""
         if self._stretch_s is None:
             self._now += self._disturb(seconds, self._now)
         else:
@@ -69,7 +69,7 @@ class VirtualClock(Clock):
 
 
 class Machine:
-    """A machine drawn from a world: a function of a sample's seconds and the present time, for VirtualClock."""
+    """A machine with the drift and noise of a world; an instance serves as `disturb` of a VirtualClock."""
 
     def __init__(self, world: World, seed: int) -> None:
         """Draw the drift of the whole session."""
@@ -84,20 +84,20 @@ class Machine:
         self.num_faults = 0  # page faults so far
 
     def begin_visit(self, num_slots: int) -> None:
-        """Start a block with this many slots at the next turn."""
+        """Start a block at the next turn; `num_slots` is the number of calls that take turns in it."""
         self._slot, self._num_slots = -1, num_slots
 
     def turn(self) -> None:
-        """Switch to other work: the next slot of the block."""
+        """Switch to other work, which has the next slot (position) in the block."""
         self._slot = (self._slot + 1) % self._num_slots
         self._since = 0
 
     def forget(self) -> None:
-        """Empty the caches: the next work finds none of its data there."""
+        """Empty the caches, so that the next sample must load all of its data again."""
         self._since = 0
 
     def load(self, now: float) -> float:
-        """Count the programs that want to run: the timed one, and another if the world has one at this moment."""
+        """Return the number of programs that want to run: 2 while another program of the world runs, else 1."""
         return 1.0 + (self.world.is_shared and self._drift_at(now) > TAKEN)
 
     def _drift_at(self, now: float) -> float:
@@ -115,7 +115,7 @@ class Machine:
         return self._last_s
 
     def _carry_s(self, seconds: float) -> float:
-        """Return the seconds in which the caches are refilled, mostly in the first sample after other work."""
+        """Return the extra seconds of a sample for refilling the caches; most are in the first one after a turn."""
         if self._since == 0:
             self._before_s = self._last_s
         share = (1.0, SHARE_AFTER_TOUCH, 0.0)[min(self._since, 2)]

@@ -1,4 +1,4 @@
-"""A simulated device in virtual time: streams, a bounded launch queue, events and a spin."""
+"""A simulated device in virtual time: streams, bounded launch queues, events, and kernels that spin."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ class SimulatedEvent:
         self.at_s = self.runtime.ends_s[0]
 
     def query(self) -> bool:
-        """Whether the event has happened at the host's present time."""
+        """Return whether the event has happened by the host's current time."""
         return self.at_s <= self.runtime.now_s
 
     def synchronize(self) -> None:
@@ -36,8 +36,8 @@ class SimulatedRuntime:
     """A device whose time is virtual; stream 0 is the current one.
 
     `launch_s` is the host's time for one launch, `event_s` the device's time for an event. A launch waits while
-    `num_queued` launches of its stream are unfinished. `notice_s` is the extra time that the driver needs to notice an
-    idle device after some work. Planted fault: `spin_share` below 1 makes every spin shorter than requested.
+    `num_queued` launches of its stream are unfinished. `notice_s` is the extra time that the driver needs to notice
+    that the device has finished some work. Planted fault: `spin_share` below 1 makes spinning kernels too short.
     """
 
     def __init__(  # noqa: PLR0913 - each is one fault or one property
@@ -56,21 +56,21 @@ class SimulatedRuntime:
         self.launch_s, self.event_s, self.num_queued, self.spin_share = launch_s, event_s, num_queued, spin_share
         self.now_s = 0.0
         self.ends_s: dict[int, float] = {0: 0.0}  # when each stream has done all of its work
-        self.spent_s = 0.0  # requested seconds of all spins
+        self.spent_s = 0.0  # requested seconds of all spinning kernels
         self._queues: dict[int, deque[float]] = {}
         self._recorded: list[float] | None = None  # kernels of the call being captured
         self._cached = False  # whether the data of `touch` lies in the cache
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make this device the current one within the context; there is no other."""
+        """Select this device within the context: nothing needs to be done, since there is no other device."""
         yield
 
     def launch(self, seconds: float, stream: int = 0) -> None:
         """Queue a kernel of this duration, or add it to the graph that is being captured.
 
         Raises:
-            RuntimeError: a graph is being captured, and the kernel is for another stream.
+            RuntimeError: a graph is being captured, and `stream` is not 0.
         """
         if self._recorded is not None:
             if stream:
@@ -97,7 +97,7 @@ class SimulatedRuntime:
         self.launch(seconds, stream)
 
     def captured(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Capture the launches of a call as a graph, whose replay is one kernel.
+        """Capture the launches of a call as a graph; return a function that replays the graph as one kernel.
 
         Raises:
             CaptureError: the call waits, or leaves work on another stream.
@@ -113,7 +113,7 @@ class SimulatedRuntime:
         return lambda: self.kernel(seconds)
 
     def touch(self, cached_s: float, seconds: float) -> None:
-        """Queue a kernel that loads its data into the cache; it takes `cached_s` if they are there, else `seconds`."""
+        """Queue a kernel that reads data through the cache: `cached_s` long if they are cached, else `seconds`."""
         self.launch(cached_s if self._cached else seconds)
         self._cached = True
 
@@ -127,7 +127,7 @@ class SimulatedRuntime:
         return SimulatedEvent(self)
 
     def spin(self, cycles: int) -> None:
-        """Queue a spin of this many cycles, at one cycle a nanosecond."""
+        """Queue a kernel that spins for this many cycles, of one nanosecond each."""
         self.spent_s += cycles * 1e-9
         self.launch(cycles * 1e-9 * self.spin_share)
 

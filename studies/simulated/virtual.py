@@ -1,7 +1,7 @@
-"""A simulated worker client: it answers requests on a simulated machine, where a world changes the times of calls.
+"""A simulated worker client: it answers the requests of a run without a process, in simulated time.
 
-The true times are known, a run of minutes takes a second, and the same seed gives the same samples. All other code is
-real: timing/blocks.py makes the visits, and processes/execution.py writes the journal.
+True times are known, a run of minutes takes a second, and equal seeds give equal samples. A world (worlds.py) adds the
+noise. All other code is attnbench's: timing/blocks.py takes samples, processes/execution.py writes the journal.
 """
 
 import math
@@ -54,13 +54,13 @@ from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.worlds import World
 
 PROBE_S = 0.3e-3
-"""Duration of a sample of the interference probe."""
+"""True seconds of one call of the interference probe, a fixed piece of work in every block."""
 MATMUL_RATE, COPY_RATE = 1e13, 1e12
-"""Ceilings in FLOP/s and bytes/s, higher than any simulated work needs."""
+"""Highest rates of the simulated machine, in FLOP/s and bytes/s; no simulated implementation reaches them."""
 START_S = 0.5
-"""Time to start two workers."""
+"""Simulated seconds to start two workers."""
 CHECK_S = 0.05
-"""Duration of a check: twenty cells take a second."""
+"""Simulated seconds to check one implementation on one workload."""
 
 ENVIRONMENT = Environment(
     cpu="simulated",
@@ -84,19 +84,19 @@ AGREEMENT = Agreement(probes=(ProbeResult(probe="normal", tensors=(_TENSOR,)),))
 OPERATORS = Operators(calls=(Operator(name="simulated", num_calls=1, self_s=1e-3),))
 
 Seconds = Callable[[Workload, str], float]
-"""True duration of one call of an implementation on a workload."""
+"""Function from a workload and the name of an implementation to the true seconds of one call."""
 Faults = Callable[[Workload, str], int]
-"""Minor page faults of one call."""
+"""Function from a workload and the name of an implementation to the number of minor page faults of one call."""
 FLUSH_S = 20e-3
-"""Duration of emptying the caches."""
+"""Simulated seconds to empty the caches."""
 
 
 class SimulatedClient(WorkerClient):
-    """A client that answers like a worker, on a simulated machine whose clock runs on through all its processes.
+    """A client that answers like a worker, on a simulated machine; a new process continues the clock of the last one.
 
-    `seconds` gives the true time of a call. `layout` and `process` are standard deviations, on the log scale, of random
-    effects of a process: `layout` of an effect on each arm of a block, as memory addresses have, and `process` of one
-    effect on all arms alike. `faults` gives the page faults of a call; their time is part of the true time.
+    `seconds` gives the true time of a call. Each process has random effects on the log scale: one for each arm
+    (implementation in a block), as memory addresses have, with standard deviation `layout`, and one for all arms, with
+    standard deviation `process`. `faults` gives the page faults of a call; their time is part of the true time.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two have defaults
@@ -119,11 +119,11 @@ class SimulatedClient(WorkerClient):
 
     @property
     def is_running(self) -> bool:
-        """Whether a process was started."""
+        """Whether a simulated process was started and not stopped."""
         return self._epoch is not None
 
     def start(self, layout: int = 0) -> Started:
-        """Start a fresh process."""
+        """Start a fresh process; the number `layout` is part of the seed of its random effects."""
         self.stop()
         self._epoch = layout
         return Started(environment=ENVIRONMENT)
@@ -136,7 +136,7 @@ class SimulatedClient(WorkerClient):
         return reply
 
     def check(self, cell: Target, **_: object) -> CellChecked | Failed:
-        """Reply after CHECK_S that the cell is right."""
+        """Reply that the cell (implementation on a workload) is right, after CHECK_S simulated seconds."""
         self.clock.spend(CHECK_S)
         return CellChecked(**cell.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
 
@@ -145,12 +145,12 @@ class SimulatedClient(WorkerClient):
         return CellProfiled(**cell.names, operators=OPERATORS)
 
     def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
-        """Reply with a fixed number of bytes for the metric."""
+        """Reply with a fixed number of bytes: 0 for a metric in KEPT, 1 MiB for any other metric."""
         sample = Sample(value=0.0 if metric in KEPT else 2.0**20)
         return CellMeasured(**cell.names, measurement=Measurement(metric=metric, unit="bytes", samples=(sample,)))
 
     def measure_ceilings(self, workload: Workload, limit_s: float) -> CeilingsMeasured | Failed:
-        """Reply with ceilings: the measured rates of matrix products and copies, higher than any work needs."""
+        """Reply with the ceilings of the machine: the measured rates of simulated matrix products and copies."""
         device, dtype, num_threads = workload.place
         spend = self.clock.spend
         made = [
@@ -162,7 +162,7 @@ class SimulatedClient(WorkerClient):
         return CeilingsMeasured(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
     def sample_blocks(self, visit: SampleBlocks) -> VisitFinished | Failed:
-        """Make the visit on the simulated machine, and reply with its samples."""
+        """Sample the blocks of a visit on the simulated machine, and reply with the samples."""
         start_s = self.clock.now()
         calls = [self._timed((visit.workload.id, arm), visit.workload, spec) for arm, spec in visit.arms]
         taken = blocks.visit(calls, self.clock, visit, self._conditions(len(calls), is_cold=visit.cache == "cold"))
@@ -183,7 +183,7 @@ class SimulatedClient(WorkerClient):
         )
 
     def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> blocks.TimedCall:
-        """Return the call of an arm; it is built at its first use in each process."""
+        """Return the call of an arm, the same object throughout a process; the first use builds it."""
         place, arm = key
         if key not in self._calls:
             truth_s = PROBE_S if arm == PROBE else self.seconds(workload, name_of(spec))
@@ -221,13 +221,13 @@ class SimulatedPair(WorkerPool):
         candidate.clock, candidate.machine = base.clock, base.machine
 
     def start(self, layout: int = 0) -> Started:
-        """Start two fresh processes, which takes time."""
+        """Start two fresh processes, which takes START_S simulated seconds."""
         self.clock.spend(START_S)
         return super().start(layout)
 
 
 def execute(plan: Plan, folder: Path, client: SimulatedClient | SimulatedPair) -> Results:
-    """Run the whole plan in simulated time."""
+    """Run the whole plan with a simulated client, store the run in `folder`, and return its results."""
     execution.execute(plan, folder, lambda _: None, client=client, clock=client.clock.now, read_counters=lambda: None)
     return read(folder)
 
@@ -238,7 +238,7 @@ def workloads(number: int) -> tuple[Workload, ...]:
 
 
 def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int = 0) -> Plan:
-    """Plan a run that checks and times; the first name is the baseline."""
+    """Plan a run that checks and times the implementations `names`, the first of which is the baseline."""
     return Plan(
         sweep="virtual",
         workloads=workloads(num_workloads),

@@ -1,10 +1,10 @@
 """Simulated machines, each with one kind of noise of known size, for tests of the method.
 
 A world has a drift, which changes with time and affects everything that runs at that moment, and noise in each sample.
-One world also has effects of the slot in a block and of earlier work. No effect depends on the implementation that
-runs: its true time is given separately, and is the same in every world.
+One world also has effects of the slot (position) in a block, and of earlier work. No effect depends on the
+implementation that runs: its true time is given separately, and is the same in every world.
 
-Sizes are those seen on shared virtual machines: 1 to 2 % from sample to sample, tens of percent over a session.
+The noise has sizes seen on shared virtual machines: 1 to 2 % from sample to sample, tens of percent over a session.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Draws = np.random.Generator
 
 STEP_S = 5e-3
-"""The drift is constant for this long, about the time of one sample in a block."""
+"""Seconds during which the drift is constant: about the duration of one sample."""
 USUAL_NOISE = 0.01
 """Standard deviation of the log of a sample in an undisturbed world."""
 SHARE_OF_SPIKES = 0.05
@@ -30,7 +30,7 @@ def steady(_: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def quiet(draws: Draws, shape: tuple[int, ...]) -> Array:
-    """Draw normal noise of 1 %."""
+    """Draw normally distributed noise with a standard deviation of 1 %."""
     return draws.normal(0.0, USUAL_NOISE, shape)
 
 
@@ -44,7 +44,7 @@ def drifting(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def walking(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """Draw a random walk of 10 % a second, reflected at about a third slower or faster."""
+    """Draw a random walk with steps of 10 % a second, reflected at -0.3 and 0.3 (logs of the slowdown)."""
     walk = np.cumsum(draws.normal(0.0, 0.1 * np.sqrt(STEP_S), (num_steps, num_paths)), axis=0)
     folded: Array = np.abs((walk + 0.3) % 1.2 - 0.6)
     return folded - 0.3
@@ -70,9 +70,9 @@ def throttling(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def busy(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """Draw the drift by another thread, which runs for half a second and pauses for a second, in the mean.
+    """Draw the drift by another thread, which on average runs for half a second and then pauses for a second.
 
-    While it runs, it takes about a third of the machine.
+    While the thread runs, it takes about a third of the machine.
     """
     time_s = STEP_S * np.arange(num_steps)
     num_stays = 4 + int(2 * time_s[-1])
@@ -90,9 +90,9 @@ class World:
     name: str
     drift: Callable[[Draws, int, int], Array] = steady  # (steps, paths), a step lasts STEP_S
     noise: Callable[[Draws, tuple[int, ...]], Array] = quiet  # any shape, a number for each sample
-    slot: float = 0.0  # slowdown of each slot of a block over the one before
+    slot: float = 0.0  # slowdown of each slot of a block against the slot before it
     is_shared: bool = False  # whether the drift is caused by another program, which runs from time to time
-    carry: float = 0.0  # slowdown of the first millisecond of a call after 10 ms of other work, less after less work
+    carry: float = 0.0  # slowdown of a sample's first millisecond after 10 ms of other work, smaller after less work
 
 
 WORLDS: dict[str, World] = {

@@ -1,4 +1,4 @@
-"""Survival of a run: kills, signals, damaged journals, hostile command lines, full disks and odd surroundings.
+"""Trials of runs under kills, signals, damaged journals, invalid command lines, full disks and odd surroundings.
 
-`python -m studies.torture` tries them and writes a table. Each subject has a file; trial.py has the shared code.
+`python -m studies.torture` runs all trials and writes tables. The code that all kinds of trials share is in trial.py.
 """

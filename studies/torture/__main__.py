@@ -49,7 +49,7 @@ def _write(trials: list[Trial], to: Path) -> None:
 
 
 def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
-    """Run every trial of the subjects that begin with `only`."""
+    """Run and yield the trials of all subjects whose name begins with `only`; if `short` is true, fewer of them."""
     with tempfile.TemporaryDirectory(prefix="attnbench-torture-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -69,7 +69,7 @@ def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
 
 
 def bad(trial: Trial) -> str:
-    """Describe the failures of a trial; "" if there is none."""
+    """Describe the failures of a trial; return "" if there is none."""
     return "; ".join(f"{name}: {words}" for name in ("died", "lost", "unclear") if (words := getattr(trial, name)))
 
 

@@ -25,7 +25,7 @@ VALUES = (
     *("nothing", "nothing.toml", "broken.toml", "endless.toml", "/dev/null", "rev:nowhere", "$(touch here)", "😀", "-"),
     *("batch_size=2147483648", "head_dim=2147483648", "num_kv_heads=3", "layout=broadcast", "bias=some"),
 )
-SKIPPED = 125  # by `git bisect run`: this state cannot be judged
+SKIPPED = 125  # exit code for `git bisect run`: this commit cannot be judged
 HINTS = (
     *(
         "one of",
@@ -41,18 +41,18 @@ HINTS = (
     ),
     *("name ", "rename", "as in", "go to one", "end in", "put axes into"),
 )
-"""A message that gives the allowed values or a fix contains one of these."""
+"""Phrases by which a message is recognised as one with a fix or with the allowed values: it contains one of them."""
 USUAL = ("results", "BASE and CANDIDATE", "there is no name")
-"""Words that a message may quote if the input is empty."""
+"""Words that a message may contain instead of the input: names of defaults, missing arguments and empty names."""
 NOT_TRIED = {"tensorboard", "doctor", "inspect"}
-"""Commands that are not tried, because they serve, measure, or load torch."""
+"""Commands that are not tried, because they start a server, measure something, or load torch."""
 SWEEP = 'summary = "x"\n[[grid]]\nseq_len = [16]\nnum_heads = [2]\nmask = ["none", "causal"]\n'
 ACCEPTED = 77
 LIMIT_S = 20
 
 
 def fuzzed(folder: Path, number: int, seed: int = 3) -> Iterator[Trial]:
-    """Try random command lines, and half as many with random sweep files; valid ones end before they measure."""
+    """Try `number` inputs: two thirds random command lines, one third random sweep files; all end before measuring."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "broken.toml").write_text("grid = [\n")
     (folder / "endless.toml").write_text(
@@ -109,7 +109,7 @@ def _sweep(draws: random.Random) -> str:
 
 
 def told(folder: Path, arguments: list[str]) -> Trial:
-    """Run one command line in a fork of this process, and judge its end."""
+    """Run one command line in a fork of this process, and judge its exit code and output."""
     output = folder / "output.txt"
     child = os.fork()
     if not child:
@@ -135,7 +135,7 @@ def told(folder: Path, arguments: list[str]) -> Trial:
 
 
 def _names(said: str, arguments: list[str], folder: Path) -> bool:
-    """Whether a message quotes part of the input."""
+    """Return whether the message `said` contains part of the input, or one of the words in USUAL."""
     given = [*arguments[1:], arguments[0], *USUAL]
     for sweep in ("sweep.toml", "endless.toml"):
         if sweep in given:
@@ -146,7 +146,7 @@ def _names(said: str, arguments: list[str], folder: Path) -> bool:
 
 
 def _child(folder: Path, arguments: list[str], output: Path) -> None:
-    """Run attnbench with these arguments up to the point at which it would start to measure."""
+    """Run attnbench with these arguments, and exit with ACCEPTED as soon as it would start to measure."""
 
     def accept(*_: object, **__: object) -> None:
         os._exit(ACCEPTED)

@@ -80,7 +80,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Trial]:
-    """Damage the journal of a run `number` times; read and salvage each, the first ones also by `attnbench report`."""
+    """Damage `number` copies of a run's journal; read and salvage each, and report the first LARGEST_READ of them."""
     draws = random.Random(seed)
     whole = (run / JOURNAL).read_bytes().splitlines(keepends=True)
     intact = list(events(run / JOURNAL))

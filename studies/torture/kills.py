@@ -1,4 +1,4 @@
-"""SIGKILL to the whole group, the coordinator or a runner, and the signals that stop a run."""
+"""Trials that send SIGKILL to one process of a run or to all of them, and trials of the signals that stop a run."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def kills(folder: Path, number: int, seed: int = 0) -> Iterator[Trial]:
 
 
 def killed(place: TrialFolder, victim: str, moment_s: float) -> Trial:
-    """Kill one run and resume it; if only the runner is killed, the run continues by itself."""
+    """Kill `victim` in one run, and resume the run. If only a worker is killed, the run must first end by itself."""
     what = f"SIGKILL to the {victim} after {moment_s:.1f} s"
     process = place.start("run", *TINY)
     time.sleep(moment_s)
@@ -54,7 +54,7 @@ def killed(place: TrialFolder, victim: str, moment_s: float) -> Trial:
 
 
 def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
-    """Stop runs by signals; in every second round of signals, each is sent twice."""
+    """Stop runs with each of SIGNALS in turn; in every second round, send each signal twice."""
     draws = random.Random(seed)
     for turn in range(number):
         asked, is_twice = SIGNALS[turn % len(SIGNALS)], bool(turn // len(SIGNALS) % 2)
@@ -62,9 +62,9 @@ def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
 
 
 def stopped(place: TrialFolder, asked: signal.Signals, moment_s: float, *, is_twice: bool) -> Trial:
-    """Stop one run by a signal, and resume it.
+    """Stop one run with the signal `asked`, and resume it.
 
-    The run must end with the exit code of the signal and one line about resuming, and leave no processes.
+    The stopped run must leave no process. If its exit code is that of the signal, it must print one line on resuming.
     """
     what = f"{asked.name}{' twice' * is_twice} after {moment_s:.1f} s"
     process = place.start("run", *TINY)
@@ -90,7 +90,7 @@ def stopped(place: TrialFolder, asked: signal.Signals, moment_s: float, *, is_tw
 
 
 def concluded(place: TrialFolder, trial: Trial) -> Trial:
-    """Resume the run to its end, and return the trial with the failures of the resumed run, too."""
+    """Resume the run of a trial to its end, and return the trial with the failures of the resumed run added."""
     runs = find_runs(place.folder / "results")
     if not runs or not lines(place) or trial.died:
         return trial

@@ -16,7 +16,7 @@ NOBODY = 65534
 
 
 def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]:
-    """Run every trial of this module; `whole` is the folder of a finished run, whose reports are written."""
+    """Yield every trial of this module, fewer if `short` is true; `whole` is the folder of a finished run."""
     yield from disks(folder, whole)
     yield from together(folder, 1 if short else 10)
     for name, trial in (SURROUNDINGS | ({} if short else SLOW)).items():
@@ -25,7 +25,7 @@ def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]
 
 
 def disks(folder: Path, whole: Path) -> Iterator[Trial]:
-    """Try a full file system, during a run and during reports, and results folders that cannot be written."""
+    """Fill the disk during a run and while reports are written; try two results folders that cannot be written."""
     for what, kilobytes in (("a full disk, while a run is at work", 4), ("a full disk, as reports are written", 96)):
         place = TrialFolder(folder / f"disk{kilobytes}")
         small = place.folder / "small"
@@ -47,7 +47,7 @@ def disks(folder: Path, whole: Path) -> Iterator[Trial]:
 
 
 def full(place: TrialFolder, small: Path, whole: Path, what: str) -> Trial:
-    """Fill the disk by a run or by reports; then enlarge the disk, and resume the run or write the reports again."""
+    """Fill the disk `small` with a run or with reports; then enlarge it, and resume the run or write them again."""
     if "reports" in what:
         run = small / "runs" / whole.name
         run.mkdir(parents=True)
@@ -74,7 +74,7 @@ def full(place: TrialFolder, small: Path, whole: Path, what: str) -> Trial:
 
 
 def together(folder: Path, pairs: int) -> Iterator[Trial]:
-    """Start two runs at once in one results folder, and resume one run twice at once."""
+    """Start two runs at once in one results folder, `pairs` times; then resume one run with two commands at once."""
     for pair in range(pairs):
         place = TrialFolder(folder / f"pair{pair}")
         both = [ended(process) for process in [place.start("run", *TINY), place.start("run", *TINY)]]
@@ -99,7 +99,7 @@ def together(folder: Path, pairs: int) -> Iterator[Trial]:
 
 
 def _missing(run: Path) -> str:
-    """Describe the cells of the plan that a run lacks, or return ""."""
+    """Describe how many of its planned cells a run has; return "" if it has all."""
     found = read(run)
     asked = len(found.plan.workloads) * len(found.plan.implementations)
     return "" if len(found.records) == asked else f"{len(found.records)} of {asked} cells"
@@ -118,7 +118,7 @@ def _ended(name: str, place: TrialFolder, code: int | None, printed: str) -> Tri
 
 
 def _limited(name: str, place: TrialFolder, limit: str, *, may_fail: bool = False) -> Trial:
-    """Run under a `ulimit`; with `may_fail` a one-line error is accepted, too, since the limit may be too low."""
+    """Run under the `ulimit` command `limit`; if `may_fail` is true, an error without a traceback is accepted, too."""
     code, printed = ended(place.start("run", *TINY, limit=limit))
     if may_fail and code == 2 and "Traceback" not in printed:  # noqa: PLR2004 - wrong usage
         return Trial(subject="surroundings", what=name, unclear="" if "error: " in printed else note(printed))
@@ -137,12 +137,12 @@ def _ordinary_user(name: str, place: TrialFolder) -> Trial:
 
 
 def _elsewhere(name: str, place: TrialFolder) -> Trial:
-    """Run in a folder with spaces, quotes and other scripts in its name."""
+    """Run in a folder whose name has spaces, quotes, and letters of other alphabets."""
     return _run(name, TrialFolder(place.folder / "mit Leerzeichen 'und' \"mehr\" 注意 ελλ"))
 
 
 def _clock_goes_back(name: str, place: TrialFolder) -> Trial:
-    """Resume a run that seems to have started in the future."""
+    """Resume a run whose folder name has a date in the future, and then start another run."""
     place.run("run", *TINY)
     (run,) = find_runs(place.folder / "results")
     renamed = run.with_name(f"29991231T235959Z{run.name[16:]}")

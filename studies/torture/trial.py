@@ -1,4 +1,4 @@
-"""The result of one trial, and runs of the command line in a folder of the trial."""
+"""The result of one trial, and the folder in which the trial runs attnbench."""
 
 import os
 import shlex
@@ -29,7 +29,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     died: str = ""  # a traceback, a hang, an unexpected exit code
     lost: str = ""  # finished work that is gone, or a number that changed
     unclear: str = ""  # a message that lacks the input, the allowed values, or a fix
-    skipped: str = ""  # why it could not be tried here
+    skipped: str = ""  # why the trial could not be made here
 
     @property
     def is_good(self) -> bool:
@@ -48,10 +48,10 @@ class TrialFolder:
     def start(
         self, *arguments: str, limit: str = "", user: int | None = None, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start attnbench in its own session.
+        """Start attnbench in this folder, as the first process of a new process session.
 
-        `limit` is a `ulimit` command of the shell, and `user` the id of another user. `variables` are environment
-        variables to set; "" removes one.
+        `limit` is a `ulimit` command of the shell, and `user` the id of the user who runs it. `variables` are
+        environment variables to set; one with the value "" is removed.
         """
         command = [*ATTNBENCH, *arguments]
         given = {"TMPDIR": str(self.temporary), "COLUMNS": "120", "OMP_NUM_THREADS": "1", **(variables or {})}
@@ -69,7 +69,7 @@ class TrialFolder:
         )
 
     def run(self, *arguments: str, **more: str) -> tuple[int | None, str]:
-        """Run attnbench to its end; return its exit code (None if it hung) and its output."""
+        """Run attnbench with the variables `more`; return its exit code (None if it hung) and its output."""
         return ended(self.start(*arguments, variables=more))
 
     def left(self) -> list[str]:
@@ -89,7 +89,7 @@ def ended(process: subprocess.Popen[bytes], limit_s: float = LIMIT_S) -> tuple[i
 
 
 def wrong_end(code: int | None, printed: str, due: Sequence[int]) -> str:
-    """Describe an unexpected end, or return ""."""
+    """Describe a hang, a traceback, or an exit code that is not in `due`; return "" if there is none of them."""
     if code is None:
         return "it hung"
     if "Traceback (most recent call last)" in printed:
@@ -98,7 +98,7 @@ def wrong_end(code: int | None, printed: str, due: Sequence[int]) -> str:
 
 
 def note(printed: str) -> str:
-    """Return the last line of an output that is not empty, shortened to LONGEST_NOTE characters."""
+    """Return the last nonempty line of an output, cut to LONGEST_NOTE characters, or "nothing was printed"."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return lines[-1][:LONGEST_NOTE] if lines else "nothing was printed"
 

@@ -1,4 +1,4 @@
-"""Trust in times, whoever wrote the code: cheats want a false time, and contaminations affect other implementations.
+"""Test whether times can be trusted: cheats try to get a false time, contaminations affect other implementations.
 
-`python -m studies.trust` runs them through the command line and writes the tables (nox -s cheats).
+`python -m studies.trust` runs all cheats and contaminations with `attnbench run`, and writes a table (nox -s cheats).
 """

@@ -1,4 +1,4 @@
-"""`python -m studies.trust`: run all cheats and contaminations for real (W7 of studies.acceptance); write the table.
+"""`python -m studies.trust`: run all cheats and contaminations, and write the table (test W7 of studies.acceptance).
 
 Rerun it to resume. `--only ID,ID` runs some cases, stores nothing and prints their outcomes.
 """
@@ -23,7 +23,7 @@ NAME = "W7"
 
 
 def take(number: int) -> list[dict[str, Any]]:
-    """Run the case with this number, and return its session as a row."""
+    """Run the case CASES[number], and return its session as a row."""
     case = CASES[number]
     return [{"case": case.id, "session": msgspec.to_builtins(sessions.run(case.source, case.settings))}]
 
@@ -46,7 +46,7 @@ def trust(
     ] = Path("results/gallery/acceptance"),
     only: Annotated[str, typer.Option(metavar="ID,ID", help="These cases alone; nothing is stored.")] = "",
 ) -> None:
-    """Run cheats and contaminations through the command line; exit code 1 if any is judged wrongly."""
+    """Run cheats and contaminations; exit with 1 if one gets a false time, breaks its run or affects others."""
     from attnbench.devices import environment
 
     if only:

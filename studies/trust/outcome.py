@@ -1,4 +1,4 @@
-"""Judge sessions and format their table: a case gets no time, its true time or a false one, and may affect others."""
+"""Judge the session of each case: its outcome (one of OUTCOMES), and its effects on other implementations."""
 
 import textwrap
 from collections import Counter
@@ -12,7 +12,7 @@ from studies.trust.corpus import CONTROL, Case
 from studies.trust.sessions import BASELINE, CANDIDATE, HONEST, INNOCENT, Cell, Session
 
 NOISE = 1.25
-"""Factor by which a ratio of times may differ from that of honest code; a smaller difference counts as noise."""
+"""Largest factor between a ratio of times and that of honest code that still counts as noise."""
 NO_TIME, TRUE, FALSE, LOST = OUTCOMES = ("no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST")
 TEMPLATE = """# Can times be trusted whoever wrote the code?
 
@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged(cases: Sequence[Case], sessions: Mapping[str, Session]) -> list[Row]:
-    """Judge all cases that have a session, by id; others are affected if their ratios differ from the controls'."""
+    """Judge each case whose id is in `sessions`; the sessions of the controls show the usual ratios of times."""
     controls = [sessions[case.id] for case in cases if case.group == CONTROL and case.id in sessions]
     usual = {
         name: [ratio for session in controls if (ratio := session.ratio(name, BASELINE)) is not None]
@@ -54,7 +54,7 @@ def judged(cases: Sequence[Case], sessions: Mapping[str, Session]) -> list[Row]:
 
 
 def row(case: Case, session: Session, usual: Mapping[str, Sequence[float]]) -> Row:
-    """Judge one case by its session; `usual` has the ratios to the baseline in the controls, by implementation."""
+    """Judge one case by its session; `usual` maps implementations to their ratios to the baseline in the controls."""
     outcome, reason = _outcome(session)
     changes = [_change(session, name, [] if case.settings else usual.get(name, [])) for name in (HONEST, INNOCENT)]
     if session.cells.get(BASELINE, Cell(status="missing")).latency_s is None:
@@ -75,7 +75,7 @@ def _outcome(session: Session) -> tuple[str, str]:
 
 
 def _change(session: Session, name: str, usual: Sequence[float]) -> str:
-    """Describe how the implementation `name` differs from that in honest sessions, or return ""."""
+    """Describe whether `name` has no time, or a ratio to the baseline far from `usual`; return "" if neither."""
     cell = session.cells.get(name, Cell(status="missing"))
     if cell.latency_s is None:
         return f"{name} has no time ({cell.status})"
@@ -95,7 +95,7 @@ def words(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def markdown(rows: Sequence[Row], machine: str) -> str:
-    """Format the whole report."""
+    """Format the report as Markdown: counts by group, then a row for each case."""
     summary = []
     for group in dict.fromkeys(row.case.group for row in rows):
         of_group = [row for row in rows if row.case.group == group]

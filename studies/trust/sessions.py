@@ -1,4 +1,4 @@
-"""One real run of the command line with a candidate, the honest function, `fused` and `sdpa`."""
+"""Sessions: each is one real `attnbench run` of a candidate, the honest function, `fused` and `sdpa`."""
 
 import contextlib
 import os
@@ -22,14 +22,14 @@ from studies.trust.corpus import clean
 
 CANDIDATE, HONEST, INNOCENT, BASELINE = "case", "honest", "fused", "sdpa"
 MARK = "ATTNBENCH_TRUST_CASE"
-"""Environment variable inherited by every process of a run, so that all of them can be ended."""
+"""Environment variable that every process of a run inherits; it marks the processes that outlive the run."""
 USUAL = {"seq_len": 256, "num_heads": 4, "batch_size": 1, "mask": "causal", "direction": "inference"}
 STEP_LIMIT_S, RUN_LIMIT_S = 10, 150
 MOST_LETTERS = 300
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one implementation."""
+    """Result of one implementation in a session."""
 
     status: str
     message: str = ""
@@ -37,7 +37,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a run; `lost` gives the reason if it did not end as usual."""
+    """Result of a run: a cell for each implementation, and in `lost` the reason if the run did not end as usual."""
 
     cells: dict[str, Cell]
     lost: str = ""
@@ -45,13 +45,13 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     num_left: int = 0  # processes that survived the run
 
     def ratio(self, name: str, other: str) -> float | None:
-        """The time of the implementation `name` divided by that of `other`; None if one of them has no time."""
+        """Return the time of `name` divided by that of `other` (both implementations); None if one has no time."""
         one, two = (self.cells[each].latency_s if each in self.cells else None for each in (name, other))
         return None if one is None or two is None else one / two
 
 
 def run(source: str, settings: dict[str, Any]) -> Session:
-    """Write the source to a file, run it with the others in a temporary folder, and read the stored run."""
+    """Run the candidate in `source` with the honest function, `fused` and `sdpa`; `settings` replace axes of USUAL."""
     with tempfile.TemporaryDirectory(prefix="attnbench-trust-") as folder:
         here = Path(folder)
         (here / "candidate.py").write_text(source, encoding="utf-8")
@@ -74,10 +74,10 @@ def run(source: str, settings: dict[str, Any]) -> Session:
 
 
 def call(command: list[str], folder: Path, limit_s: float) -> tuple[int | None, float, int]:
-    """Run a command in its own session, and end all processes that it left.
+    """Run a command in a new process session, and kill the processes that outlive it.
 
-    Returns its exit code (None: it did not end within `limit_s`), its duration in seconds, and the number of processes
-    that it left.
+    Returns the command's exit code (None: it did not end within `limit_s`), its duration in seconds, and the number of
+    processes that were killed.
     """
     token = secrets.token_hex(8)
     start = time.monotonic()

@@ -11,7 +11,7 @@ def backend_used(operators: Operators) -> str:
     """Name the backend of SDPA that ran, such as "flash", or "compiled: flash" if torch.compile generated an operator.
 
     If the kernels come from a library that PyTorch does not bundle, the library is added: "flash (FlashAttention 3)".
-    If no backend ran, the result is the library of the kernels if it is known, or else the operator with the most time.
+    If no backend ran, the result is the library of the kernels or, if that is unknown, the operator with the most time.
     """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
     known = " + ".join(makers(name for one in operators.calls for name in one.kernels))
@@ -37,8 +37,8 @@ def num_operators(operators: Operators) -> int:
 def operator_shares(operators: Operators) -> str:
     """Break down the time of a call, largest share first: "62 % bmm (2.34 ms, 2 calls), 21 % softmax (793 us, 1 call)".
 
-    The times are the self times of operators, which the profiler makes longer. Operators with less than SMALL_SHARE of
-    the time are left out.
+    The times are self times of operators; profiling makes them longer. Operators with less than SMALL_SHARE of the
+    time are left out.
     """
     alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))
     seconds = dict.fromkeys(alike, 0.0)

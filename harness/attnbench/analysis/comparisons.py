@@ -30,17 +30,17 @@ LARGEST_DETECTABLE = 1.0
 CONTENTION = 0.1
 """Share of processor time that other programs and the hypervisor may take before times are doubtful."""
 MOST_WAITING = 0.25
-"""Largest acceptable share of samples whose threads waited for a processor: waiting moves the median. If a quarter of
-the samples waited, the median is the 67th percentile of the others; if half of them did, it is the waiting time."""
+"""Largest acceptable share of samples in which threads waited for a processor. Waiting lengthens these samples: if they
+are a quarter of all samples, the median of all is the 67th percentile of the others; if half, it includes waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Judgement):
     """The time of one implementation divided by the baseline's on one workload: below 1.0 is faster.
 
-    The verdict follows from the interval and the margin. At most the share `Plan.false_share` of the verdicts faster
-    and slower is expected to be false. With two sides, this share instead bounds the probability of any false verdict
-    in a session without differences.
+    The verdict follows from the interval and the margin. Of a session's verdicts faster and slower, a share of at most
+    `Plan.false_share` is expected to be false. With two sides, `Plan.false_share` is instead the largest probability
+    that a session without any difference has a false verdict.
     """
 
     workload: Workload
@@ -192,8 +192,8 @@ def num_processes(results: Results) -> int:
 def too_noisy(results: Results) -> Warned | None:
     """Return a warning if noise hides differences as small as the margin, or None.
 
-    It does if at least half of the comparisons are undecided, and the median of their half-widths exceeds the margin.
-    Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
+    There is a warning if at least half of the comparisons are undecided, and the median half-width of their intervals
+    exceeds the margin. Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
     judged, margin = judgements(results).values(), results.plan.smallest_effect
     noise = sorted(
@@ -211,9 +211,9 @@ def too_noisy(results: Results) -> Warned | None:
 
 
 def contention(results: Results) -> Warned | None:
-    """Return a warning about processor time that other programs and the hypervisor took.
+    """Return a warning if other programs and the hypervisor took more than CONTENTION of the processors' time.
 
-    None if its share is unknown or at most CONTENTION, or if nothing was timed.
+    None if they took less, if their share is unknown, or if nothing was timed.
     """
     load = results.system_load
     if load is None or load.others + load.stolen <= CONTENTION or not any(results.num_visits.values()):
@@ -224,7 +224,7 @@ def contention(results: Results) -> Warned | None:
 
 
 def waiting(results: Results) -> dict[Key, float]:
-    """Return the share of samples in which threads waited for a processor, by key; only cells with counters."""
+    """Return by key the share of samples with waiting threads; cells whose samples do not record it are left out."""
     timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
     return {
         key: float(((flags & Flag.waited) != 0).mean())
@@ -252,9 +252,9 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
 def session_doubts(results: Results) -> list[Warned]:
     """Return the reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    If the samples record whether threads waited, processor time of other programs is no such reason, because its effect
-    varies: it may cost nothing with one thread, and a factor of ten with two. Processor time of the hypervisor always
-    is.
+    If the hypervisor took more than CONTENTION of the processors' time, that is always a reason. If other programs did,
+    it is a reason only if no cell records whether threads waited, because the effect varies: it may be nothing with one
+    thread, and a factor of ten with two.
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
@@ -275,7 +275,7 @@ def session_doubts(results: Results) -> list[Warned]:
 
 
 def doubts(results: Results) -> list[Warned]:
-    """Return reasons to distrust times, one sentence each: those of the session, or else one for each such arm."""
+    """Return the session's reasons to distrust times or, without any, a sentence for each arm with doubtful times."""
     if lines := session_doubts(results):
         return lines
     by_arm: dict[Arm, list[tuple[str, Warned]]] = {}
@@ -291,7 +291,7 @@ def doubts(results: Results) -> list[Warned]:
 
 
 def doubt_of(results: Results, key: Key) -> str:
-    """Return why the time of a cell itself is doubtful, or ""."""
+    """Return why a cell's time is doubtful, or ""; warnings about the time of its reference are left out."""
     return "; ".join([*session_doubts(results), *filter(None, [cell_doubts(results).get(key)])])
 
 

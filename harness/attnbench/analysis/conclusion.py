@@ -77,7 +77,7 @@ TIMED = {*SPEEDS.values(), Mark.doubtful}  # marks that judge a time
 def mark(
     correct: CheckVerdict, speed: Verdict | None = None, *, is_doubtful: bool = False, has_failed: bool = False
 ) -> Mark:
-    """Combine the verdicts on an answer and its time; the time of a wrong, failed or unjudged answer does not count."""
+    """Combine the verdicts on an answer and its time; if the answer is wrong, failed or unjudged, ignore the time."""
     if correct is CheckVerdict.wrong:
         return Mark.wrong
     if has_failed:
@@ -97,7 +97,7 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
 
 
 def marks(results: Results) -> dict[str, Mark]:
-    """Return the worst mark of each implementation, without times; for two sides, also that of "mine (base)"."""
+    """Return the worst mark of each arm, such as "mine" or, for two sides, "mine (base)"; times are ignored."""
     by_name: dict[str, list[Mark]] = {}
     for record in results.records:
         if (kind := mark_of(record)) is not None:
@@ -136,9 +136,9 @@ def ending(marks: Sequence[Mark], question: Question) -> Ending:
 def conclude(
     marks: Mapping[str, Mark], question: Question, *, details: Mapping[str, str] | None = None, more: str = ""
 ) -> Conclusion:
-    """Derive the ending and its sentence from the marks, by name.
+    """Derive the ending and its sentence from `marks`, whose keys are the names to list in the sentence.
 
-    `details` has texts, such as a factor, that follow the names in the sentence; `more` follows the counts.
+    `details` has a text by name, such as a factor, that follows the name; `more` follows the counts of the marks.
     """
     parts = []
     for kind in Mark:

@@ -53,7 +53,7 @@ class Growth:
 
     @property
     def sentence(self) -> str:
-        """The exponent, and the length at which the limit is reached, in one line."""
+        """One line with the exponent and the length that reaches the limit or, for requests, the number that fits."""
         fit, letter = self.fit, "T" if self.axis == "seq_len" else "S"
         name, limit = sanitize_line(self.implementation), show(self.limit_bytes, "bytes")
         if fit is None:
@@ -76,7 +76,7 @@ class Growth:
         return f"{name}: {limit} is reached at {letter}={length:.0f}; there {text}, {fitted}"
 
     def facts(self) -> dict[str, Any]:
-        """Return the growth as fields of JSON: lengths in tokens, memory in bytes, and a, b and c of the curve (`Fit`).
+        """Return the growth as JSON fields: lengths in tokens, memory in bytes, and a, b and c of the curve (`Fit`).
 
         On the axis REQUESTS, the lengths are numbers of requests, and the peaks include the cache.
         """
@@ -127,7 +127,7 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
 def _series(records: tuple[Record, ...]) -> Iterator[tuple[str, str, list[Record]]]:
     """Yield series of records that differ only in a length, or in the number of equal requests.
 
-    A series is its axis, the other length (or a description of the requests), and its records.
+    Each series is a tuple: its axis, the other length (or a description of the requests), and its records.
     """
     alike = grouped(records, lambda record: _request(record.workload))
     for group in grouped(alike.pop("", []), lambda record: _axes(record.workload)).values():
@@ -161,8 +161,8 @@ def _request(workload: Workload) -> str:
 def _point(axis: str, record: Record, results: Results) -> tuple[int, float]:
     """Return the length (or the number of requests) and the peak bytes of a record.
 
-    Requests also need their cache. A dense function needs a copy of their keys and values in the dtype of the call,
-    too.
+    The bytes for requests include their cache. If the implementation reads no pages, they also include the copy of the
+    keys and values, in the dtype of the call, that is gathered for it.
     """
     peak, workload = peak_bytes(record) or 0.0, record.workload
     if axis != REQUESTS:

@@ -1,7 +1,7 @@
 """Follow a metric of each cell over stored runs, and find changes of its level.
 
-A series has only runs with one fingerprint (machine, versions and settings), since others are not comparable. To merge
-the journals of several machines, put their folders next to each other.
+All runs of a series have the same fingerprint (machine, versions and settings); runs with different fingerprints are
+not comparable. To merge the journals of several machines, put their folders next to each other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from attnbench.storage.records import LATENCY, Status
 RATIO, ERROR_RATIO = "ratio", "error_ratio"
 SMALLEST = 0.02  # smallest relative change of level that is reported
 COLUMNS = {RATIO: "ratio", LATENCY: "latency_s", ERROR_RATIO: "error_ratio"}
-"""Columns of the table that can be followed like a metric, by the names that users type."""
+"""Columns of the table that can be followed like a metric, by the names that users give for `metric`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def metric_series(
     The paths are run folders, journals, or folders of them; of two copies of a run, the one with more visits counts.
     `implementations` (specs) and `workload` (a pattern for ids) select cells; without `implementations`, all are
     selected. A ratio depends on the run's baseline, and a time on its conditions, such as cold caches. So runs whose
-    baseline or conditions differ from the newest run's are left out. Changes are at least SMALLEST.
+    baseline or conditions differ from the newest run's are left out. Changes below SMALLEST are not reported.
 
     Raises:
         ValueError: nothing can be read, or no cell has the metric; the message lists the available ones.
@@ -91,15 +91,15 @@ def _with_changes(points: Sequence[Row]) -> Series:
 
 
 def _terms(point: Row, metric: str) -> tuple[str, str]:
-    """Return what two runs must share before their values are comparable: baseline (for ratios) and conditions."""
+    """Return (baseline, conditions), which comparable runs share; the baseline is "" unless the metric is the ratio."""
     return point["baseline"] if metric == RATIO else "", point["conditions"]
 
 
 def _points(results: Results) -> dict[str, list[Row]]:
-    """Return the points of a run by metric: its cells that have a value of the metric.
+    """Return the points of a run by metric: a row for each `ok` cell that has a value of the metric.
 
-    Doubtful times are left out. Ratios between two states of the code are left out, too, since the base varies from run
-    to run.
+    Doubtful times and ratios are left out, and so are the baseline's own ratio, which is 1, and ratios between two
+    states of the code, whose base varies from run to run.
     """
     columns = {column.metric: (column.name, column.unit) for column in metric_columns(results)}
     columns |= {name: (column, "s" if name == LATENCY else "") for name, column in COLUMNS.items()}

@@ -102,12 +102,12 @@ PAIRED += ("grouped heads", "decode", "T != S", "values of another width", f"len
 """Features whose pairs are counted, too, since many mistakes show only where two features meet."""
 MOST_PAIRS = 3  # largest number of untested pairs that a verdict names
 EXPECTED, MANY_CELLS = ("gradients", "masks", "decode", "T != S"), 40
-"""Features that a reader expects of a check of at least MANY_CELLS. They count even if no planned cell has them, since
-an adapter may exclude them, as `has_cache` excludes gradients."""
+"""Features that checks of at least MANY_CELLS report as never tried even if no planned cell has them. A reader expects
+them, but an adapter may exclude them, as `has_cache` excludes gradients."""
 
 
 def _as_compared(record: Record) -> Workload:
-    """Return the workload as it was compared: for inference only, if the implementation has no backward pass."""
+    """Return the record's workload, with inference as its direction if the implementation has no backward pass."""
     notes = () if record.agreement is None else record.agreement.notes
     has_backward = all(note.rule != "backward" for note in notes)
     return record.workload if has_backward else record.workload.with_axes({"direction": "inference"})
@@ -166,7 +166,7 @@ class Judgement:
     def never_tried(self) -> tuple[str, ...]:
         """Features of planned cells, and the features in EXPECTED, that no compared cell has.
 
-        The last entry counts the pairs of features of PAIRED that no compared cell has together.
+        If no compared cell has both features of some pairs from PAIRED, the last entry counts these pairs.
         """
         compared = [_features(_as_compared(record)) for record in self.compared]
         planned = [_features(workload) for workload in self.planned]
@@ -251,7 +251,7 @@ class Judgement:
 
     @property
     def word(self) -> str:
-        """The verdict in a few words; without `is_enough`, `where tried` follows `right` and `imprecise`."""
+        """The verdict in a few words; "where tried" is added to right and imprecise if `is_enough` is false."""
         is_reserved = self.verdict in {CheckVerdict.right, CheckVerdict.imprecise} and not self.is_enough
         return f"{self.verdict} where tried" if is_reserved else str(self.verdict)
 

@@ -1,4 +1,4 @@
-"""Learn a policy from a run: the winner at each measured shape, and the cost of using that of the nearest shape."""
+"""Learn a policy from a run: the winner at each measured shape, and the cost of using the nearest shape's winner."""
 
 import math
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def learn(run: Results) -> Policy:
     """Learn a policy from a run; the candidates are implementations with a known name, not those in files.
 
     Raises:
-        ValueError: the run used several machines, timed replayed graphs, has another baseline than `sdpa`, or has no
-            workload on which both `sdpa` and another implementation were timed.
+        ValueError: the run used several machines, timed replays of CUDA graphs, has another baseline than `sdpa`, or
+            has no workload on which both `sdpa` and another implementation were timed.
     """
     if run.plan.launch == "graph":
         timed = f"{run.run} timed replayed graphs"
@@ -125,8 +125,8 @@ def measure(run: Results) -> list[Measured]:
 def regret(table: Sequence[Measured]) -> Regret:
     """Estimate the regret of the policy: its extra time as a share of the best choice's time, by leaving one out.
 
-    Each workload in turn is left out and uses the winner at the nearest other workload of its kind, or sdpa if there is
-    none.
+    In turn, each workload is treated as unmeasured: the policy chooses the winner at the nearest other workload of the
+    same kind or, if there is none, sdpa.
     """
     kinds = [shape_key_of(entry.workload, 0) for entry in table]
     logs = logs_of([shape_of(entry.workload) for entry in table])

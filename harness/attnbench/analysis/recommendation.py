@@ -71,7 +71,7 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
     """The ratio of another implementation's time to that of the choice, with its interval and verdict."""
 
     ratio: float  # the other implementation's time divided by the choice's
-    low: float | None = None  # the interval of the ratio; None if the choice is not the leader, or with few processes
+    low: float | None = None  # interval of the ratio; None if the choice is not the fastest, or with too few processes
     high: float | None = None
     verdict: Verdict
 
@@ -94,7 +94,7 @@ class Recommendation:
     def break_even(self) -> BreakEven | None:
         """The number of calls after which the choice has made up for a first call that is longer than the baseline's.
 
-        None if the choice is the baseline, or if one of the four times is unknown.
+        None if the choice is the baseline, or if the first call or later calls of one of the two were not timed.
         """
         lead = self.lead(self.reference) if self.reference in self.seconds else None
         if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
@@ -127,10 +127,10 @@ class Recommendation:
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """Return the factor by which another implementation is slower than the choice; None if unknown.
+        """Compare the time of another implementation with the choice's; None for the choice itself, or if unknown.
 
-        If the choice is the leader (the fastest), there is an interval. Otherwise there is none, and the verdict is
-        relative to the leader.
+        If the choice is the leader (the fastest implementation), the result has an interval. Otherwise it has none, and
+        its verdict is relative to the leader.
         """
         stands = self.standing
         if stands is None or other == self.choice:
@@ -141,12 +141,12 @@ class Recommendation:
         return Lead(ratio=self.seconds[other] / self.seconds[self.choice], verdict=self.verdict(other))
 
     def verdict(self, name: str) -> Verdict:
-        """Return the verdict on another implementation relative to the leader; undecided if there is none."""
+        """Return the verdict on an implementation relative to the leader; undecided if the two were not compared."""
         judged = None if self.standing is None else self.standing.others.get(name)
         return Verdict.undecided if judged is None else judged.verdict
 
     def facts(self) -> dict[str, Any]:
-        """Return the recommendation as fields of JSON: those of `reports.verdict.Choice`, except the answer."""
+        """Return the fields of `reports.verdict.Choice` for this recommendation, without `answer`, by name."""
         leads = {name: self.lead(name) for name in self.seconds}
         return {
             "workload": self.workload.id,
@@ -234,7 +234,7 @@ def _exclusion(record: Record, spec: str, memory_bytes: int, *, is_deterministic
 
 
 def compiles(spec: str) -> bool:
-    """Return whether an implementation compiles code for each size, according to its option or the catalogue."""
+    """Return whether a spec compiles code for each size: it has an option (fused+compile), or the catalogue says so."""
     base, option = variant(spec)
     return bool(option) or bool(catalogue()["facts"].get(base, {}).get("compiles"))
 
@@ -246,9 +246,9 @@ def peak_bytes(record: Record) -> float | None:
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """Compare two implementations at each value of the ladder's axis at which they share blocks; return all by value.
+    """Compare two implementations at each value of the ladder's axis where they share blocks; return points by value.
 
-    A comparison with doubtful times is undecided.
+    If one of the two times is doubtful, the point is undecided (its sign is 0).
     """
     seen, arms = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():

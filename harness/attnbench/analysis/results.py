@@ -28,14 +28,14 @@ from attnbench.storage.records import (
 )
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
-"""End of the warnings about a run whose journal was damaged; {} is the number of lines."""
+"""End of the warnings about a run whose journal was damaged; {} is the number of lines and gaps."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
     """One run as read from its journal: its plan, its records in the plan's order, and whether it finished.
 
-    Results compare by identity, so that `lru_cache` can store values derived from them: do not modify them.
+    `lru_cache` stores values that are derived from a `Results`, by its identity, so do not modify its fields.
     """
 
     folder: Path
@@ -76,7 +76,7 @@ class Results:
 
     @property
     def num_left_out(self) -> int:
-        """Number of planned cells without a result in a finished run, as if time ran out; 0 in an unfinished run."""
+        """Number of requested cells that a finished run left out, as when time ran out; 0 in an unfinished run."""
         unasked = set(self.plan.unasked)
         concluded = sum(record.workload.id not in unasked for record in self.records)
         return 0 if self.elapsed_s is None else self.plan.num_cells - concluded

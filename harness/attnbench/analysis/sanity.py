@@ -103,8 +103,8 @@ def flag_impossible_times(
 ) -> tuple[tuple[Record, ...], Warnings]:
     """Mark impossible times `invalid` and remove their numbers; return the records, and the warnings by cell.
 
-    `ceilings` are keyed by host name and hardware. `slow` has the warnings of `slowdown_warnings`, by workload id. With
-    `is_cold`, data did not come from caches.
+    `ceilings` are keyed by host name and hardware. `slow` has the warnings of `slowdown_warnings`, by workload id.
+    `is_cold` is true if caches did not hold the data of a call when it began.
     """
     kept, warnings = [], Warnings()
     for record in records:
@@ -127,7 +127,7 @@ def _share(record: Record, flag: Flag) -> float:
 
 
 def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Yield warnings about work on other streams and impossible rates; True means that the time must be wrong."""
+    """Yield (warning, is_certain) for work on other streams and too high rates; if certain, the time must be wrong."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
         text = "it leaves work on another stream, which is still running when the current stream is done"
@@ -156,7 +156,7 @@ def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iter
 
 
 def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
-    """Yield the warnings about a cell that follow from its record and its `time`; none unless its status is ok."""
+    """Yield warnings about a cell with the estimated `time` (None: not timed); nothing unless its status is ok."""
     if record.status is not Status.ok:
         return
     if record.message:
@@ -188,9 +188,9 @@ def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
 
 
 def slowdown_warnings(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
-    """Yield a warning if the device's clock fell by more than FALL in a typical visit of one workload.
+    """Yield a warning if the device's clock fell by more than FALL within a visit (median over a workload's visits).
 
-    Such a fall affects times more than ratios of times.
+    A falling clock affects times more than ratios of times.
     """
     visits = list(visits)
     falls = [_fall(visit) for visit in visits]

@@ -30,7 +30,7 @@ class Match:
 
 
 def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
-    """Match the cells of two states by workload and implementation, in the base's order and then the candidate's."""
+    """Match the cells of two states by workload and implementation; cells that only the candidate has come last."""
     before = {(record.workload.id, record.implementation): record for record in base}
     after = {(record.workload.id, record.implementation): record for record in candidate}
     return [Match(key=key, base=before.get(key), candidate=after.get(key)) for key in {**before, **after}]
@@ -43,7 +43,7 @@ def by_side(results: Results) -> tuple[list[Record], list[Record]]:
 
 
 def failed(results: Results) -> list[tuple[Record, str]]:
-    """Return the candidate's cells that are wrong, failed, or ok only in the base, each with a description."""
+    """Return (record, description) of each cell of the candidate that is wrong, failed, or ok only in the base."""
     failures = []
     for match in matched(*by_side(results)):
         record, before = match.candidate, None if match.base is None else match.base.status
@@ -65,7 +65,7 @@ def losses(results: Results) -> list[str]:
 
 
 def untried(results: Results) -> dict[str, str]:
-    """Return the cells that are ok on one side and were skipped by a prediction on the other, with the reason."""
+    """Return the cells that are ok on one side but skipped on the other because of a prediction, as {cell: reason}."""
     skipped = dict[str, str]()
     for match in matched(*by_side(results)):
         if Status.ok in {record.status for record in match.records}:

@@ -44,7 +44,7 @@ GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
 CELL = (*AXES, "implementation", "side")  # columns that identify a row within a run
 
 TEXT, NUMBER, NEVER_MISSING = "string", "float64", ""
-"""Types of columns: TEXT and NUMBER may be missing; NEVER_MISSING is a number, a boolean or a text in every row."""
+"""Types of columns. Values of type TEXT or NUMBER may be missing; NEVER_MISSING ones are numbers, booleans or texts."""
 IDENTITY = {
     **dict.fromkeys(("run", "commit", "time", "workload", "implementation", "side", "host"), TEXT),
     **dict.fromkeys(AXES, NEVER_MISSING),
@@ -82,7 +82,7 @@ SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 
 @dataclass(frozen=True, kw_only=True)
 class MetricColumn:
-    """The column of a metric, of which smaller values are better."""
+    """The column of a metric; smaller values are better."""
 
     name: str  # of the column: the metric, with its unit at the end
     metric: str
@@ -142,7 +142,7 @@ def rows(cells: "pd.DataFrame") -> list[Row]:
 
 
 def metric_columns(results: Results) -> list[MetricColumn]:
-    """Return the columns of all metrics in the run, except times and metrics that are not `is_column`."""
+    """Return the columns of the run's metrics, without the times and without metrics whose `is_column` is false."""
     known = plugins.plugs("attnbench.metrics", "METRIC")
     measured = {one.metric: one for record in results.records for one in metrics_of(record)}
     columns = []
@@ -196,7 +196,7 @@ def _results(paths: Iterable[Path | str]) -> list[Results]:
 
 
 def _frame(cells: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
-    """Build a table of rows with `columns` first; text columns have a type with NA, even without any value."""
+    """Build a table of rows with `columns` first; columns of CELL_COLUMNS get their types, even without any value."""
     import pandas as pd
 
     others = (column for row in cells for column in row)
@@ -246,7 +246,7 @@ def _identity(record: Record) -> Row:
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
-    """Return the time and rates of a cell, with the share of the fastest matrix product; counts of 0 without a time."""
+    """Return the columns for the time and the rates of a cell; without a time, only its counts of samples, all 0."""
     if time is None:
         return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
     flops_per_s = counts.useful_flops(record.workload) / time.point
@@ -267,7 +267,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
 
 
 def _of_batch(record: Record, time: Estimate | None, results: Results) -> Row:
-    """Return rates of a batch of requests: cache bytes per second, their share of a copy's rate, tokens per second."""
+    """Return a batch's cache bytes per second, their share of a copy's rate, and tokens per second; {} if untimed."""
     if time is None or not record.workload.requests:
         return {}
     num_bytes = counts.cache_bytes(record.workload)
@@ -296,7 +296,7 @@ def _verdict(compared: Comparison | None) -> Row:
 
 
 def _paid(found: BreakEven | None) -> Row:
-    """Return the columns about the calls after which a first call has paid off; empty if it was not measured."""
+    """Return columns with the number of calls after which a longer first call has paid off; {} if it is unknown."""
     if found is None:
         return {}
     numbers = {"paid_after_calls": found.calls, "paid_after_low": found.low, "paid_after_high": found.high}

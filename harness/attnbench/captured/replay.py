@@ -6,7 +6,7 @@ if the call had them, mask (boolean, True where visible, or additive; broadcasta
 head by head in float64.
 
 `python -m attnbench.captured.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file. Foreign
-code runs only in that process; the judge runs in another one.
+code runs only in that process; the function `judge` runs in another one.
 """
 
 import math
@@ -34,10 +34,10 @@ ENTRIES = (*QKV, "mask", "scale", "is_causal", "gradient")
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Load captured inputs by name (see the module), without executing anything from the file.
+    """Load captured inputs by name (see the top of this module), without executing anything from the file.
 
     Raises:
-        ValueError: the file contains no captured inputs; the message lists the entries.
+        ValueError: the file cannot be loaded, or its entries have other names, types or shapes.
     """
     try:
         saved: dict[str, Any] = torch.load(file, weights_only=True)
@@ -58,14 +58,14 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file holds
-    """Whether an entry has the right type. Integer masks are rejected, because they could be additive or boolean."""
+    """Return whether an entry has the right type. An integer mask has not: it could be additive or boolean."""
     if entry in {"scale", "is_causal"}:
         return isinstance(value, float | int if entry == "scale" else bool)
     return bool(value.is_floating_point() or (entry == "mask" and value.dtype == torch.bool))
 
 
 def settings(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the axes of a captured call as a workload; `is_causal` becomes mask=causal, a mask tensor has no axis."""
+    """Return the axes of a captured call's workload. `is_causal` becomes mask=causal; a mask tensor becomes no axis."""
     query, value = saved["query"], saved["value"]
     axes: dict[str, Any] = dict(zip(("batch_size", "num_heads", "seq_len", "head_dim"), query.shape, strict=True))
     axes |= dict(zip(("num_kv_heads", "kv_len", "value_dim"), value.shape[1:], strict=True))
@@ -122,12 +122,12 @@ def reference(saved: dict[str, Any]) -> Reference:
 
 
 def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
-    """Call the function; return its output and, if a gradient was captured, the gradients of its inputs, by name.
+    """Call the function `spec`; return, by name, its output and, if a gradient was captured, its input gradients.
 
     The results are converted to float64 on the CPU.
 
     Raises:
-        ValueError: `spec` is no function of query, key and value, or has no parameter for a captured entry.
+        ValueError: `spec` is no function of query, key and value, lacks a parameter, or returns no tensor.
         Exception: any exception of the function.
     """
     signature = getattr(implementation(spec).build, "signature", None)
@@ -161,7 +161,7 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
-    """Compare the answers in a file that `answer` wrote with the right ones, and its inputs with the captured ones.
+    """Compare the answers in `file`, which `answer` wrote, with `right`, and the inputs in `file` with `saved`.
 
     Raises:
         ValueError: the file contains no answers, or they have the wrong shapes.
@@ -181,7 +181,7 @@ def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
 
 
 def answer(spec: str, file: str, answers: str) -> None:
-    """Call the function on the inputs in `file`; write its answers, and the inputs after the call, into `answers`."""
+    """Call the function `spec` on the inputs in `file`; write its results, and the inputs after it, into `answers`."""
     saved = load(Path(file))
     torch.save({"answers": called(spec, saved), "inputs": {name: saved[name].detach() for name in QKV}}, answers)
 

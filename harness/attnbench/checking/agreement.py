@@ -1,8 +1,8 @@
-"""Check by probes and rules whether an implementation is right, and whether it is still right while it is timed.
+"""Check an implementation with probes (kinds of inputs) and rules (properties of attention), and again while timed.
 
-In a session with `--referee`, the calls of a sample are judged afterwards. Each call has its own inputs: the timed
-inputs with the signs of random columns flipped. This changes every score, so code cannot reuse an earlier answer. A
-seed determines the columns, so that the judge, which is another process, can draw the same inputs.
+In a session with `--referee`, the calls of a timing sample are judged after it. Each call has its own inputs: the timed
+inputs with the signs of random columns flipped. This changes every score, so code cannot reuse an earlier answer. The
+judge is another process; it draws the same inputs, because a seed determines the columns.
 """
 
 import random
@@ -44,11 +44,11 @@ NUM_ROWS = 8  # query rows that the oracle computes for a timed call, besides th
 MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S), a thorough `judge` computes every row with the oracle."""
 ROWWISE = "gradient of query"
-"""In scope `attention`, row t of this gradient depends only on row t of the output's gradient, so few rows suffice."""
+"""In scope `attention`, no other query affects row t of this gradient, so the oracle can compute just a few rows."""
 NUM_EARLIER = 32  # a wrong output is compared with the right answers to this many earlier calls
 
 Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]
-"""A function that makes a call, and one that turns its result into tensors by name: see `Case.observed_call`."""
+"""A function that makes a call, and a function from the call's result to tensors by name: see `Case.observed_call`."""
 
 
 def check(
@@ -69,7 +69,7 @@ def compare(
     """Compare an implementation with the references of all probes, and try the rules.
 
     If a call changes its inputs or other shared state, this violation is the only result. `known` contains results of
-    rules at other workloads, which may have the same short workload as this one; new results are added. `rejects` may
+    rules at other workloads: those that `RulesAt` lets apply here are reused, and new results are added. `rejects` may
     contain EMPTY_ROWS and HIDDEN_NAN: these behaviours then make an implementation wrong instead of being only noted.
 
     Raises:
@@ -120,15 +120,15 @@ def compare(
 
 
 def _broken(rule: str, found: str) -> Agreement:
-    """Create the agreement of a candidate that broke `rule` in a probe's call: it has only this violation."""
+    """Create an agreement that contains only one violation: a candidate broke `rule` in a probe's call."""
     return Agreement(probes=(), rules=(RuleResult(rule=rule, holds=False, found=found),))
 
 
 def verify(case: Case, reference: Reference) -> str:
     """Check a case between timings; return a description of its error, or "".
 
-    During the check the timed tensors contain the inputs of `reference`, so that a memoized answer to the timed inputs
-    is wrong. With dropout, the output is compared at dropout 0, and the dropped weights are checked separately.
+    During the check the timed tensors contain the inputs of `reference`, for which a memoized answer to the timed
+    inputs is wrong. With dropout, the output is compared at dropout 0, and `dropout.still_drops` checks the dropout.
     """
     share = case.workload.dropout
     try:
@@ -151,14 +151,14 @@ def verify(case: Case, reference: Reference) -> str:
 
 
 def _in_words(probe: str, *found: TensorError) -> str:
-    """Describe the worst error of a timed call on inputs named `probe`; return "" if every tensor agrees."""
+    """Describe the worst of the errors `found` in a timed call on inputs named `probe`; return "" if all agree."""
     if all(each.agrees for each in found):
         return ""
     return describe(Agreement(probes=(ProbeResult(probe=probe, tensors=found),)))
 
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:
-    """Flip the signs of random columns (last axis) of each tensor, for call `number` of a sample with `seed`."""
+    """Return the inputs of call `number` of a timing sample with `seed`: signs of random columns are flipped."""
     draws = generator(workload.seed, 7, seed, number)
     tensors = {}
     for name, tensor in inputs.tensors.items():
@@ -168,7 +168,7 @@ def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs
 
 
 def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Observed]:
-    """Prepare calls, each on `inputs` with other signs (see `turned`); for direction `backward`, run forward passes."""
+    """Prepare calls (see `Case.observed_call`), each on `inputs` with different signs flipped (see `turned`)."""
     needs_grad = case.workload.direction != "inference"
     calls = []
     for number in range(num_calls):
@@ -189,12 +189,12 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     is_thorough: bool,
     on_step: Callable[[], object] = lambda: None,
 ) -> str:
-    """Check the tensors `observed` from call `number` of a sample with `seed`; return the error in words, or "".
+    """Check the tensors `observed` from call `number` of a timing sample with `seed`; return the error in words, or "".
 
     `drawn` are the timed inputs in float64, before signs are flipped. `judge_seed`, which the code under test never
-    gets, selects the query rows that the oracle computes. There the output is compared and, in scope `attention`, the
-    query's gradient. `is_thorough` extends this to every row of every tensor at short lengths, and otherwise to every
-    row of the output, compared with a plain textbook evaluation. `on_step` is called before each part of the work.
+    gets, selects the rows to compare with the oracle: rows of the output and, in scope `attention`, of the query's
+    gradient. If `is_thorough`, all rows of all tensors are compared at short lengths; at long lengths, all output rows
+    are also compared with a plain textbook evaluation. `on_step` is called before each part of the work.
     """
     is_whole = is_thorough and workload.num_scores <= MOST_WHOLE_PAIRS
     num_rows = workload.seq_len if is_whole else min(NUM_ROWS, workload.seq_len)
@@ -238,7 +238,7 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
 
 
 def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is_whole: bool) -> Iterator[TensorError]:
-    """Yield the error of the query's gradient at the reference's rows or, if `is_whole`, of every gradient.
+    """Yield the error of the query's gradient at the reference's rows or, if `is_whole`, errors of every gradient.
 
     Raises:
         FormError: a gradient has the wrong shape.
@@ -253,7 +253,7 @@ def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is
 
 
 def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, seed: int) -> bool:
-    """Return whether an output is right for the timed inputs, or for those of one of the NUM_EARLIER last calls."""
+    """Return whether an output is right for the timed inputs, or for the inputs of one of NUM_EARLIER earlier calls."""
     workload, earlier = reference.workload, range(number - 1, max(-1, number - 1 - NUM_EARLIER), -1)
     asked = msgspec.structs.replace(workload, direction="inference")
 

@@ -1,7 +1,7 @@
 """The catalogue of mistakes in the backward pass only: the output is right, and some gradients are wrong.
 
 A mistake is the textbook form (checking/steps.py) in which the step `backward pass` returns the right context with
-another gradient. Notation as in FlashAttention-2: O is the context and dO its gradient, P the weights, dP = dO V^T,
+a wrong gradient. Notation as in FlashAttention-2: O is the context and dO its gradient, P the weights, dP = dO V^T,
 delta = rowsum(dO * O), and the gradient of the scores is dS = P * (dP - delta). Shapes as in the contract; R query
 rows. Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
@@ -25,7 +25,7 @@ LEAST_TILE = 16  # shortest tile, in queries or keys, that a backward pass may l
 
 
 def moved(scores: Tensor) -> Tensor:
-    """Return zeros like `scores` (B, H, R, S) whose gradient flows on to `scores`, except to -inf at hidden keys."""
+    """Return zeros (B, H, R, S) whose gradient passes to `scores`, except where a score is -inf (a hidden key)."""
     return (scores - scores.detach()).where(scores.isfinite(), 0.0)
 
 
@@ -38,10 +38,10 @@ def recomputed(
     has_delta: bool = True,
     is_own: bool = False,
 ) -> Tensor:
-    """Return the context with FlashAttention's backward pass, which recomputes the weights, but with wrong parts.
+    """Return the right context with a wrong variant of FlashAttention's backward pass, which recomputes the weights.
 
-    `weights` gives the recomputed P, and the gradient dS flows to `scores`. Without `has_delta`, delta is left out.
-    With `is_own`, delta is rowsum(P * dP) with the recomputed P, instead of rowsum(dO * O).
+    `weights(results)` is the recomputed P; dS is the gradient of `scores(results)`. If `has_delta` is False, delta is
+    left out. If `is_own` is True, delta is rowsum(P * dP) with the recomputed P, instead of rowsum(dO * O).
     """
     again, value = weights(results).detach(), results["value"]
     flow = again * moved(scores(results))
@@ -51,9 +51,9 @@ def recomputed(
 
 
 def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: Callable[..., Tensor]) -> Tensor:
-    """Return the context without the gradient that flows to the operands in `frozen` from some pairs of query and key.
+    """Return the context; its gradient does not flow through the chosen query-key pairs to the operands in `frozen`.
 
-    `chosen(heads, queries, keys)` maps their indices to booleans that broadcast to (H, R, S), True for these pairs.
+    `chosen` maps indices of heads, queries and keys to booleans that broadcast to (H, R, S): True for chosen pairs.
     """
     every = {name: results[name] for name in ("query", "key", "value")}
     fixed = every | {name: results[name].detach() for name in frozen}
@@ -67,7 +67,7 @@ def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: 
 
 
 def unmasked(results: Results, mask: RowMask, *, seen: Callable[[RowMask], Tensor], is_own: bool) -> Tensor:
-    """Return the context with a backward pass under the mask `seen`, but with the right mask's logsumexp."""
+    """Return the context; its backward pass uses the wrong mask `seen`, but the right logsumexp (see `recomputed`)."""
     whole = mask.changed(results["scores"])
     logs = results["masked scores"].logsumexp(dim=-1, keepdim=True)
     weights = steps.hide(whole - logs, seen(mask)).exp().nan_to_num(0.0, 0.0)
@@ -81,12 +81,12 @@ def exponentials(results: Results) -> Tensor:
 
 
 def uncapped(results: Results) -> Tensor:
-    """Return the scores before the mask changes them, as a softcap does; -inf at hidden keys."""
+    """Return the scores without the mask's changes, such as a softcap, but with -inf at hidden keys."""
     return results["scores"].where(results["masked scores"].isfinite(), -torch.inf)
 
 
 def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], width: int) -> Tensor:
-    """Return the context; for gradients of operands in `chosen`, dO V^T sums only the first `width` columns of V."""
+    """Return the context; in gradients of the operands in `chosen`, dP = dO V^T sums only the first `width` columns."""
     query, key, value = (results[name] for name in ("query", "key", "value"))
     cut = value.detach() * (torch.arange(value.shape[-1]) < width)
     context = results["context"].detach()
@@ -100,9 +100,9 @@ def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], 
 
 
 def gathered_over_others(results: Results, mask: RowMask, *, names: tuple[str, ...], readers: int) -> Tensor:
-    """Return the context; for operands in `names`, the gradient of key/value head g sums query heads g, g + G, ...
+    """Return the context; for operands in `names`, the gradient of key/value head g sums the wrong query heads.
 
-    The sum over its own group would be right. `readers` is H / G, the number of query heads in a group.
+    It sums query heads g, g + G, ..., instead of the `readers` = H / G query heads that read key/value head g.
     """
     number = results["query"].shape[1]
     head = torch.arange(number)
@@ -130,7 +130,7 @@ def cuts(length: int) -> Iterator[int]:
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes that leave late queries out of the gradients of key and value, or late keys out of the query's."""
+    """Yield mistakes that omit the last queries from gradients of key or value, or the last keys from that of query."""
     for first, frozen in itertools.product(cuts(workload.seq_len), (("key", "value"), ("key",), ("value",))):
         late = lambda _, query, __, first=first: query >= first  # noqa: E731
         detail = f"queries from {first} on, in the gradient of {' and '.join(frozen)}"
@@ -142,7 +142,7 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
 
 
 def groups(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes in which the gradients of key or value sum the wrong query heads, or only one of their group."""
+    """Yield mistakes in which gradients of key or value sum the wrong query heads, or only one head of each group."""
     readers = workload.num_heads // workload.num_kv_heads
     for which, frozen in itertools.product(
         {"first": 0, "last": readers - 1}.items() if readers > 1 else (), (("key", "value"), ("key",), ("value",))
@@ -157,7 +157,7 @@ def groups(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
-    """Yield wrong masks of the backward pass after the mistake's name and detail: no mask, or a wrong causal one."""
+    """Yield (mistake's name, detail, mask) for wrong masks of the backward pass: no mask, or a wrong causal mask."""
     parts = workload.mask_rule.parts
     if workload.mask_rule.hides:
         yield "backward_without_mask", "", lambda mask: torch.ones_like(mask.seen)

@@ -48,7 +48,7 @@ MOST_HEADS = 4
 MOST_ROWS = 2
 MOST_SCORES = 2**16
 """A workload with more scores (B * H * T * S) is diagnosed at length SHORT_LEN, with at most MOST_HEADS heads and
-MOST_ROWS batch rows if possible. The full workload is used only if the candidate is right at the short one."""
+MOST_ROWS batch rows if possible. The full workload is used only if the candidate is right at the short workload."""
 MOST_KEYS = 2**13
 """With more keys in the diagnosed workload, weights are not described, and only mistakes about pages are tried."""
 LEAST_ROWS = 8  # fewest output rows that `cut` keeps and `_by_feature` fits
@@ -56,19 +56,19 @@ SHORTLIST = 24  # number of mistakes, the nearest on one probe, that are compare
 MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
 """The most tensors whose wrong part is described, and the largest share of a tensor's rows that counts as a part."""
 MOST_HONEST = 0.6
-"""Correct code has errors up to this share of a limit. A part is the only wrong one if no errors outside exceed it."""
+"""Largest error of correct code, as a share of its limit. A wrong part is described if no error outside exceeds it."""
 MOST_GAPS = 0.7  # wrong rows are called "from row n on" if more than this share of these rows is wrong
 MATCH = 4.0
 """A mistake explains a tensor whose distance from the mistake's answer is at most this many tolerances."""
-CLOSER = 0.5  # a tensor's distance from a mistake's answer must be at most this share of that from the right one
+CLOSER = 0.5  # largest ratio of a tensor's distance from a mistake's answer to its distance from the right answer
 EXPLAINED = 0.9  # a factor must explain at least this share of the sum of squared errors
 OF_FEATURES = 0.01
 """The largest share of the sum of squared errors that `_by_feature` may leave unexplained."""
 HUGE = 1e6  # numbers this many times larger than the largest right one count as uninitialized memory
 LEAST_NEAR = 0.02  # if all errors are below this share of a dtype's tolerance, they do not come from that dtype
 LEAST_NEAR_IN_FLOAT64 = 0.001
-"""LEAST_NEAR for float32, if nothing else explains errors in float64: if only one step is computed in float32, such as
-the softmax, roundings are far smaller than if all steps are, and far larger than those of float64."""
+"""LEAST_NEAR for float32, if nothing else explains errors in float64. If code computes only one step in float32, such
+as the softmax, its errors are far below those of float32 throughout, and far above those of float64."""
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"  # the mistake's name
@@ -119,7 +119,7 @@ class Evidence:
     def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
         """Call the candidate; its exceptions propagate. `convention` is its convention on other probes, if known.
 
-        Unused slots of a cache contain 0 in this call, so that code which reads them gives numbers.
+        Unused slots of a cache contain 0 in this call instead of NaN, so the output is finite even if code reads them.
         """
         seen, here = apply_empty_row_convention(call_candidate(implementation, reference, ZEROS), reference, convention)
         _, wider = output_error(seen.output, reference)
@@ -146,19 +146,19 @@ class Evidence:
         self.names = [*self.observed] if is_finite else ["output"]
 
     def is_wrong(self, name: str) -> bool:
-        """Return whether errors of a tensor exceed their limits."""
+        """Return whether any error of the tensor `name` exceeds its limit."""
         return bool(self.beyond[name].any())
 
     def is_off(self, name: str, share: float) -> Tensor:
-        """Return where errors of a tensor exceed `share` of their limits: a boolean tensor of its shape."""
+        """Mark the elements of the tensor `name` with errors above `share` times their limits, in a boolean tensor."""
         return ~((self.observed[name] - self.expected[name]).abs() <= share * self.limits[name])
 
     def distance(self, mistake: Mistake, region: Tensor | None = None, *, is_quick: bool = False) -> float:
-        """Return the largest distance of the candidate's output from the mistake's, in units of each row's tolerance.
+        """Return the largest distance between the candidate's and the mistake's outputs, in units of rows' tolerances.
 
-        The mistake is computed in float64 and in the candidate's dtype. The smaller distance counts, and the difference
-        of the two widens the tolerance. With `region` (B, H, R) or (B, R), only its rows are compared. With `is_quick`,
-        only float64 is used, and the result is infinite if the right answer is nearly as near.
+        The mistake's output is computed in float64 and in the candidate's dtype. The smaller distance counts, and the
+        difference between the two outputs widens the tolerance. `region`, boolean (B, H, R) or (B, R), marks the rows
+        to compare. If `is_quick`, only float64 is used; the result is infinite if the right answer is nearly as near.
         """
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows, has_gradients=False)
@@ -172,7 +172,7 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Return whether each tensor is near the mistake's, and those in `wrong` much nearer than to the right one."""
+        """Return whether each tensor is near the mistake's tensor and, if it is in `wrong`, far from the right one."""
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows)
         exact, own = answers(), dict[str, Tensor]()
@@ -226,7 +226,7 @@ def explain(references: References, implementation: Implementation, wrong: Agree
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
     """Collect the candidate's answers to all probes, at a simpler and faster workload if the candidate is wrong there.
 
-    Otherwise only those probes are kept that compare the same rows as the probe with the first wrong output.
+    Otherwise use the full workload, and only probes that compare the same rows as the first one with a wrong output.
     """
 
     def gathered(answered: Iterable[Reference]) -> list[Evidence]:
@@ -248,7 +248,7 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
 
 
 def extent(evidence: list[Evidence]) -> str:
-    """Describe the part of the output, or of gradients, that is wrong on any probe; return "" if no clear part is."""
+    """Describe which part of the output, or of gradients, is wrong on some probe; return "" if none is clear."""
     sentences = []
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
@@ -261,7 +261,7 @@ def extent(evidence: list[Evidence]) -> str:
 
 
 def _part(marked: Tensor, seen: Evidence, name: str) -> str:
-    """Describe the marked batch rows, heads and rows of a tensor; return "" if they are all of it, or no clear part."""
+    """Describe the marked batch rows, heads and rows of a tensor; return "" for a whole tensor or no clear part."""
     if marked.dim() == 1 or not marked.any():
         return ""
     axes, lines = AXES[marked.dim()][:-1], marked.any(dim=-1)  # (B,H,R), (B,R), or (R,)
@@ -284,7 +284,7 @@ def _part(marked: Tensor, seen: Evidence, name: str) -> str:
 
 
 def cut(evidence: list[Evidence]) -> None:
-    """Reduce a wrong output with many scores to its worst rows over all probes, and evenly spaced ones; in place."""
+    """Reduce long wrong outputs in `evidence`, in place, to the worst rows over all probes and evenly spaced rows."""
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most and any(each.is_wrong("output") for each in evidence):
@@ -312,7 +312,7 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
-    """Explain answers by float32 computation, factors, conventions, or state kept between calls; None if impossible."""
+    """Explain answers by float32 computation, factors, conventions, or state kept between calls; None if none fits."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
         return _float32_inside(evidence) or _factor(evidence) or _by_feature(evidence)
     if conventions := {each.convention: None for each in evidence if each.convention}:
@@ -327,7 +327,7 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 
 
 def _float32_inside(evidence: list[Evidence], least: float = LEAST_NEAR) -> Finding | None:
-    """Test whether errors in float64 come from computation in float32; `least` is as in `_narrower`."""
+    """Return a finding if errors in float64 come from computation in float32, else None; `least`: see `_narrower`."""
     if evidence[0].reference.workload.dtype != "float64" or not _narrower(evidence, "float32", least=least):
         return None
     return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
@@ -336,7 +336,7 @@ def _float32_inside(evidence: list[Evidence], least: float = LEAST_NEAR) -> Find
 def _narrower(evidence: list[Evidence], *dtypes: str, least: float = LEAST_NEAR) -> str:
     """Return the first of `dtypes`, all narrower than the workload's, that explains the errors; "" if none does.
 
-    A dtype explains errors that are within its tolerances, if the largest is at least `least` times its tolerance.
+    A dtype explains errors if all are within its tolerances, and one is at least `least` times its tolerance.
     """
     for dtype in () if is_half(evidence[0].reference.workload) else dtypes:
         is_right, nearest = True, 0.0
@@ -356,7 +356,7 @@ def _narrower(evidence: list[Evidence], *dtypes: str, least: float = LEAST_NEAR)
 
 
 def _wrong_names(evidence: list[Evidence]) -> list[str]:
-    """Return only the output's name if it is wrong on any probe, or else the names of the wrong gradients."""
+    """Return ["output"] if the output is wrong on any probe, or else the names of the wrong gradients."""
 
     def is_wrong_somewhere(name: str) -> bool:
         return any(name in each.names and each.is_wrong(name) for each in evidence)
@@ -366,7 +366,7 @@ def _wrong_names(evidence: list[Evidence]) -> list[str]:
 
 
 def _factor(evidence: list[Evidence]) -> Finding | None:
-    """Test whether each tensor's wrong part is a constant times the right one, and describe the factors and parts."""
+    """Describe the factors and the parts if each tensor's wrong part is a constant times the right part; else None."""
     sentences, kinds, step = [], [], "context"
     of_tokens = {"gradient of x", "gradient of context"}  # they follow from the other gradients
     names = [name for name in _wrong_names(evidence) if name not in of_tokens]
@@ -385,7 +385,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
 
 
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
-    """Return the factor of a tensor's wrong part (0 if it is all 0), and the part in words; None if no factor fits."""
+    """Return (factor of a tensor's wrong part, the part in words); None if no factor fits. Factor 0: the part is 0."""
     these = [each for each in evidence if name in each.names]
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
@@ -407,7 +407,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
 
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
-    """Test whether the wrong rows, and no others, contain uninitialized memory: numbers not finite, or huge ones."""
+    """Return a finding if exactly the wrong rows contain huge or non-finite numbers (unwritten memory); else None."""
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
         most = HUGE * max(float(each.expected[name].abs().max()) for each in these)
@@ -429,7 +429,7 @@ def _region(marked: Tensor) -> list[Tensor]:
 
 
 def _by_feature(evidence: list[Evidence]) -> Finding | None:
-    """Test whether each column of the joined heads (H*V) has its own factor before a module's output projection."""
+    """Return a finding if a module multiplies each column of the joined heads (H*V) by its own factor; else None."""
     out, bias = evidence[0].reference.drawn.weights.out, evidence[0].reference.drawn.weights.out_bias
     these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
     if not these or out is None or out.shape[0] != out.shape[1]:
@@ -474,7 +474,7 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 
 def _known(evidence: list[Evidence]) -> Finding | None:
-    """Find the mistakes that explain the whole output or, if only some rows are wrong, these rows."""
+    """Find mistakes that explain the whole output or, if only some rows are wrong, these rows; None if none does."""
     if not any(each.is_wrong("output") for each in evidence):
         return None
     workload, where = evidence[0].reference.workload, ""
@@ -624,7 +624,7 @@ def _between_calls(implementation: Implementation, evidence: list[Evidence], wro
 
 
 def _shows_weights(reference: Reference) -> bool:
-    """Return whether `describe_weights` is possible and, with its S / V calls, fast enough."""
+    """Return whether `describe_weights` is possible, and fast enough: it makes S / V calls."""
     workload = reference.workload
     has_all_rows = len(reference.rows) == workload.seq_len
     return workload.scope == "attention" and workload.kv_len <= MOST_KEYS and has_all_rows
@@ -672,18 +672,17 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         row, column, *_distinct(float(actual[place]), float(right[place])), batch, head
     )
     if max(abs(low - 1), abs(high - 1)) > CLOSE:
-        words = f"a query's weights add up to {low:.3g} to {high:.3g}, not 1"
+        of_sums = f"a query's weights add up to {low:.3g} to {high:.3g}, not 1"
         if float((actual / sums[..., None].clamp(min=SMALLEST) - right).abs().max()) <= allowed:
-            asked = " Is the sum kept in half precision?" * is_half(workload)
-            words = f"It looks as if the softmax divides by a wrong sum: {words}, and are right but for that factor.{asked}"
-            return Finding(words, (), "weights")
-        facts += f"; {words}"
+            words = f"It looks as if the softmax divides by a wrong sum: {of_sums}, and are right but for that factor."
+            return Finding(words + " Is the sum kept in half precision?" * is_half(workload), (), "weights")
+        facts += f"; {of_sums}"
     facts += f"; hidden keys get up to {leaked:.3g}" * (leaked > SMALL_WEIGHT)
     return Finding(f"{UNKNOWN} Its weights, seen from outside: {facts}.", (), "weights")
 
 
 def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask, allowed: float) -> Finding | None:
-    """Test whether the weights (B, H, T, S) are the softmax of scaled scores, or of right scores under another mask."""
+    """Return a finding if the weights (B, H, T, S) fit scaled scores, or right scores under another mask; else None."""
     seen, masked = actual > 0, results["masked scores"]
     other = steps.hide(mask.changed(results["scores"]), seen).softmax(dim=-1).nan_to_num(0.0)
     if not torch.equal(seen, mask.seen.expand_as(seen)) and largest(other, actual) <= allowed:
@@ -703,7 +702,7 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
 
 
 def visible_keys(seen: Tensor, right: Tensor) -> str:
-    """Describe the keys that queries see, boolean (T, S), as a range relative to the query if they are such a range.
+    """Describe `seen` (T, S), the visible keys, as a range of keys relative to the query, if one fits all queries.
 
     Otherwise the differences from the `right` mask are described.
     """
@@ -718,7 +717,7 @@ def visible_keys(seen: Tensor, right: Tensor) -> str:
 
 
 def _block(marked: Tensor) -> str:
-    """Describe the queries and keys of marked pairs (T, S), as in "queries 0 to 15: some of 16 to 31"."""
+    """Describe the queries and keys of marked pairs (T, S), such as "queries 0 to 15: some of 16 to 31" (keys)."""
     rows, keys = (marked.any(dim=dim).nonzero().flatten().tolist() for dim in (1, 0))
     is_whole = int(marked.sum()) == len(rows) * len(keys) and len(keys) == keys[-1] - keys[0] + 1
     who, what = (f"{each[0]} to {each[-1]}" if len(each) > 1 else f"{each[0]}" for each in (rows, keys))

@@ -1,14 +1,14 @@
 """Check attention dropout: recover the weights of calls with dropout from their outputs, and test which were dropped.
 
-With dropout probability p, each weight must be 0, or its value without dropout divided by 1 - p. The share of zeros
-must be that of independent draws, in every part of the weights. The gradients must belong to the same draw as the
-output. Randomness is judged by exact tests, which fail a correct implementation once in 10^9 checks; a seed makes a
-check repeatable. Two errors are missed: a rescaling that the dtype rounds away, as bfloat16 does if p is 0.5 %, and a
-pattern of zeros that repeats only after more than 16 keys.
+With dropout probability p, each weight must be 0, or its value without dropout divided by 1 - p. In every part of the
+weights, the share of zeros must fit independent draws with probability p. The gradients must belong to the same draw as
+the output. Exact tests judge the randomness: they fail a correct implementation once in 10^9 checks. A seed makes a
+check repeatable. Two errors are missed: a missing rescaling that is within the dtype's rounding, as in bfloat16 if p is
+0.5 %, and a pattern of zeros that repeats only after more than 16 keys.
 
 Attention is linear in its values: if the value of key j is unit vector j, column j of the output is the weight of key
-j. Scope `module` gets tokens and weights to the same effect: each token contains a unit vector of its position, which
-the value projection selects, and the output projection is the identity.
+j. In scope `module`, tokens and projections are chosen to have this effect: each token contains a unit vector of its
+position, the value projection selects this vector, and the output projection is the identity.
 
 Source of the rescaling: N. Srivastava et al., https://jmlr.org/papers/v15/srivastava14a.html, section 10.
 
@@ -36,13 +36,13 @@ from attnbench.workloads.workload import Workload
 
 FALSE_ALARM = 1e-9  # probability that a rule about randomness fails a correct implementation
 NUM_WEIGHTS = 2**13  # the least number of weights to sample, in at least four calls
-MOST_KEYS = 16  # with few keys every weight is far above its rounding error, even in half precision
+MOST_KEYS = 16  # few, so that every weight is far above its rounding error, even in half precision
 LONGER_LEN = 35  # longest length at which `mean` checks
-AXES = ("call", "batch row", "head", "query", "key")  # of the weights of all calls (N, B, H, T, S)
+AXES = ("call", "batch row", "head", "query", "key")  # axes of the weights of all calls (N, B, H, T, S)
 
 
 class DropoutTrial:
-    """The right attention weights at a small workload, and those that a candidate has in many calls with dropout."""
+    """The right weights at a small workload, and the weights of a candidate (code under test) in calls with dropout."""
 
     def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
         """Call the candidate at a small workload that resembles `asked`; its exceptions propagate."""
@@ -71,21 +71,21 @@ class DropoutTrial:
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
-        """Extract weights (B, H, T, S), in float64 on the CPU, from the output of a call with unit vectors as `value`."""
+        """Extract weights (B, H, T, S) in float64 on the CPU from the output of a call with unit vectors as values."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
-        """Build a case on copies of `inputs` (default: unit vectors) at `workload` (default: the small one)."""
+        """Build a case on copies of `inputs` (default: `unit_inputs`) at `workload` (default: the small workload)."""
         workload = workload or self.workload
         return build(workload, self.implementation, copied(inputs or self.right.inputs, workload))
 
     def is_scaled_by(self, factor: float, tolerance: Tensor) -> bool:
-        """Return whether every weight that is not 0 is the right one times `factor`, within `tolerance` (T, 1)."""
+        """Return whether every kept weight is the right weight times `factor`, within `tolerance` (T, 1)."""
         return bool(((self.dropped - factor * self.weights).abs().where(~self.zeros, 0.0) <= tolerance).all())
 
 
 def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) -> Inputs:
-    """Draw inputs in which the value of key j is unit vector j or, with `are_all_ones`, 1 in every column."""
+    """Draw inputs in which the value of key j is unit vector j or, if `are_all_ones`, a vector of ones."""
     drawn, keys = draw_normal(workload, seed), torch.arange(workload.kv_len)
     columns = slice(None) if are_all_ones else keys
     if workload.scope == "attention":
@@ -191,7 +191,7 @@ def share(trial: DropoutTrial) -> str:
 
 
 def mean(trial: DropoutTrial) -> str:
-    """Apply `still_drops` at a longer length; in scope `attention` weights must then add up to 1 on average."""
+    """Apply `still_drops` at a longer length; in scope `attention` it checks that weights add up to 1 on average."""
     longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged  # several tiles
     plain = msgspec.structs.replace(longer, direction="forward")
     return still_drops(trial.case(place(draw_normal(plain, trial.seed), plain), plain))
@@ -240,7 +240,7 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
-    """Try RULES in order, up to the first broken one; an exception of the candidate breaks a rule.
+    """Try RULES in order, up to the first broken one; a rule is also broken if the candidate raises an exception.
 
     Raises:
         UncheckableError: the candidate raised NotImplementedError: it supports no dropout, or none at these sizes.
@@ -266,9 +266,9 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
 def still_drops(case: Case) -> str:
     """Check the dropout of a timed case; return a description of its error, or "".
 
-    Two calls must differ, if it is very unlikely that chance makes them equal. In scope `attention` all values are 1 in
-    these calls, so that a row of the output is the sum of the row's weights. The mean of this sum over n independent
-    rows must be 1 within Hoeffding's bound, at any length.
+    The outputs of two calls must differ, unless they may be equal by chance. In scope `attention` all values are 1 in
+    these calls, so each number in a row of the output is the sum of this row's weights. The mean of these sums over all
+    rows that see a key must be 1 within Hoeffding's bound, at any length.
     """
     workload, p = case.workload, case.workload.dropout
     ones = {"value": torch.ones_like(case.tensors["value"])} if workload.scope == "attention" else {}

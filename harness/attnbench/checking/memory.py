@@ -1,4 +1,4 @@
-"""Other memory layouts of query, key, value, incoming gradients and masks; other masks. Shapes as in the contract."""
+"""Unusual memory layouts of operands, incoming gradients and masks; and changed masks. Shapes as in the contract."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-GAP = 3  # unused numbers after each row, or unused rows after the last
+GAP = 3  # number of unused numbers after each row in `gapped`, and of unused rows after the last one in `longer`
 
 
 def transposed(tensor: Tensor, _: int = 1) -> Tensor:
@@ -15,14 +15,14 @@ def transposed(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def offset(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Store a tensor at an offset of one number in a buffer, or of the fewest numbers that keep `alignment_bytes`."""
+    """Store a tensor in a buffer at an offset of one number or of `alignment_bytes`, whichever is larger."""
     step = max(1, alignment_bytes // tensor.itemsize)
     buffer = torch.empty(tensor.numel() + step, dtype=tensor.dtype, device=tensor.device)
     return buffer[step:].view(tensor.shape).copy_(tensor)
 
 
 def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Store (B, H, T, K) as (B, T, H, K) with GAP unused numbers after each row, or more so that rows are aligned."""
+    """Store (B, H, T, K) as (B, T, H, K), each row padded by at least GAP unused numbers to keep `alignment_bytes`."""
     moved = tensor.transpose(1, -2)
     step = max(1, alignment_bytes // tensor.itemsize)
     width = -(-(moved.shape[-1] + GAP) // step) * step
@@ -70,7 +70,7 @@ RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
 """A constant so large that half precision has too few digits for its sum with a bias."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 AT_INFINITY, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
-"""FIRST_KEYS is larger than the first tile of any kernel; -30000 is within the range of float16."""
+"""The first tile of any kernel has fewer than FIRST_KEYS keys; -30000 is within the range of float16."""
 SAME_MASK: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
@@ -89,6 +89,6 @@ MASK_FORMS = SAME_MASK | {
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
-"""Other forms in which a function may get its mask or bias, by name: f(mask, (B, H, T, S)) -> mask. Some are the same
-mask in another memory layout or dtype. Others are another mask, in which each key has its neighbour's visibility, the
-first keys are hidden, or all queries have the first query's row. Some code refuses some of the forms."""
+"""Other forms in which a function may get its mask or bias, by name: f(mask, (B, H, T, S)) -> mask. Some only
+change the memory layout or dtype, or add a constant. In others each key gets the column of the key before it, the first
+keys are hidden, or each query gets the row of the first query. Some code raises an error for some of these forms."""

@@ -39,11 +39,11 @@ CAUSAL: dict[type[Mask], str] = {
 DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that are not tried as wrong masks, because no code uses them by mistake."""
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
-MASK_TILES = (16, 32, 64, 128)  # keys in a tile
+MASK_TILES = (16, 32, 64, 128)  # keys in a tile in which the mask is skipped
 BY_FIRST_ROW = "tiles_skipped_by_first_row"
-MOVES = (-1, 1, -2, 2, -3, 3)  # by how much an argument of a mask may be off
+MOVES = (-1, 1, -2, 2, -3, 3)  # possible errors of an argument of a mask
 MOST_ROWS = 256
-"""Masks with the same visible keys at this many evenly spaced queries, or at all if there are fewer, count as equal."""
+"""Number of evenly spaced queries at which masks are compared (all queries if there are fewer), to find equal masks."""
 OPERANDS = {"query": (0,), "key": (1,), "value": (2,), "keys and values": (1, 2), "query, key and value": (0, 1, 2)}
 """Groups of operands, as indices among the arguments of the step `heads`."""
 OUTPUT = "output"
@@ -85,7 +85,7 @@ def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, Mask]]:
-    """Yield masks that code may use in place of `part`, each after the mistake's name; `sizes` are (B, T, S)."""
+    """Yield (mistake's name, mask) for masks that code may use in place of `part`; `sizes` are (B, T, S)."""
     kinds, name = masks.masks(), type(part).name
     numbers = tuple(part.table(*sizes).tolist()) if isinstance(part, masks.Padding) else part.arguments
     known = [("bottom_right_for_top_left", f"{name}{AT_END}", numbers)]
@@ -106,7 +106,7 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
 
 
 def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
-    """Yield wrong masks in which one part is ignored, or replaced by one of its `neighbours`."""
+    """Yield wrong masks in which one part of the mask is ignored, or replaced by a mask of `neighbours`."""
     parts = tuple(part for part in workload.mask_rule.parts if part.hides)
     for part in parts:
         others = tuple(other for other in parts if other is not part)
@@ -137,7 +137,7 @@ CHANGED: dict[str, Seen] = {
         else mask.seen
     ),
 }
-"""The whole mask ignored, inverted, or applied to other queries, rows or heads, by the mistake's name."""
+"""Mistakes by name that ignore or invert the whole mask, or apply it to other queries, keys, batch rows or heads."""
 
 
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
@@ -163,7 +163,7 @@ def also_seen(mask: RowMask, tile: int, skips: Callable[..., Tensor]) -> Tensor:
 
 
 def seen_by_first_row(mask: RowMask, tile: int) -> Tensor:
-    """Return the visible keys, but only those in tiles of which batch row 0 sees a key."""
+    """Return the visible keys without those in tiles in which no query of batch row 0 sees a key."""
     seen = mask.seen[:1].any(dim=-2, keepdim=True)  # (1,1,1,S)
     tiles = torch.stack([part.any(dim=-1) for part in seen.split(tile, dim=-1)], dim=-1)
     return mask.seen & tiles.repeat_interleave(tile, dim=-1)[..., : seen.shape[-1]]
@@ -174,11 +174,11 @@ SKIPPED: dict[str, Callable[..., Tensor]] = {
     "it is applied only to the first tile": lambda key, _, __: key > 0,
     "it is applied only to the last tile": lambda key, _, number: key < number - 1,
 }
-"""Whether the mask is skipped in a tile, which shows all keys: f(key's tile, query's tile, number of tiles) -> bool."""
+"""Functions by description: f(key's tile, query's tile, number of tiles) -> whether the mask is skipped in the tile."""
 
 
 def joined_masks(workload: Workload) -> Iterator[WrongMask]:
-    """Yield the mask combined with a causal one, of either alignment, if no part of it is causal."""
+    """Yield the mask combined with a causal mask of either alignment, if no part of the mask is causal."""
     rule = workload.mask_rule
     for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
         yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
@@ -187,7 +187,7 @@ def joined_masks(workload: Workload) -> Iterator[WrongMask]:
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:
     """Yield every distinct wrong mask, as a mistake.
 
-    With a single query, a mask aligned at the other end may equal an ignored one; both are then yielded.
+    With a single query, a mask aligned at the other end may hide nothing, as if ignored; both mistakes are yielded.
     """
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (workload.batch_size, workload.num_heads, -1, -1)
@@ -205,14 +205,14 @@ def wrong_masks(workload: Workload) -> Iterator[Mistake]:
 
 
 def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return the step, by its name, that applies `change` to a group of operands in OPERANDS, or to OUTPUT."""
+    """Return {name: step} for the step that applies `change` to a group of operands in OPERANDS, or to OUTPUT."""
     if operand == OUTPUT:
         return {"context": after("context", change)}
     return {"heads": before("heads", change, *OPERANDS[operand])}
 
 
 def orders(number: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield distinct wrong orders of `number` items as lists of indices, each after its description."""
+    """Yield (description, list of indices) for distinct wrong orders of `number` items."""
     things = list(range(number))
     known = {
         "in reverse": things[::-1],
@@ -231,7 +231,7 @@ def orders(number: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def reordered(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes that reorder an axis of query, key, value, keys with values, or output, or mix up two axes."""
+    """Yield mistakes that reorder one axis of operands or of the output, or mix up two axes."""
     of_query, of_key = workload.num_heads, workload.num_kv_heads
     for operand in (*list(OPERANDS)[:-1], OUTPUT):
         sizes = {"batch row": workload.batch_size}
@@ -264,8 +264,8 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
 def other_blocks(workload: Workload) -> Iterator[Mistake]:
     """Yield mistakes in which query heads read keys and values of the wrong head.
 
-    Flat head n = b * H + h (head h of batch row b) reads flat head n % m, with m a power of 2; or each 2, 4 or 8
-    neighbouring heads all read the key/value head of the first of them.
+    Head h of batch row b has number n = b * H + h, and reads the keys and values of number n % m, where m is a power of
+    2. In other mistakes, groups of 2, 4 or 8 neighbouring query heads read the key/value head of their first member.
     """
     number = workload.batch_size * workload.num_heads
     for most in (power for power in BLOCKS if power < number):
@@ -285,7 +285,7 @@ def other_blocks(workload: Workload) -> Iterator[Mistake]:
 
 
 def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
-    """Return the operands if query head h reads key/value head h % G, instead of h // (H / G)."""
+    """Repeat key and value so that query head h reads key/value head h % G, instead of h // (H / G)."""
     times = query.shape[1] // key.shape[1]
     return query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
 
@@ -312,13 +312,13 @@ def regrouped(
 
 
 def head_by_head(parts: list[Tensor]) -> Tensor:
-    """Read a layout of all queries, all keys, all values (3, H, K, ...) as if it were stored head by head."""
+    """Read packed weights (3, H, K, ...), all queries, then all keys, then all values, as if stored head by head."""
     packed = torch.stack(parts)
     return packed.reshape(packed.shape[1], 3, *packed.shape[2:]).transpose(0, 1)
 
 
 def in_thirds(parts: list[Tensor]) -> Tensor:
-    """Read a layout stored head by head (H, 3, K, ...) as if it were all queries, all keys, all values."""
+    """Read packed weights stored head by head (H, 3, K, ...) as if all queries came first, then keys, then values."""
     packed = torch.stack(parts, dim=1)
     return packed.reshape(3, packed.shape[0], *packed.shape[2:])
 
@@ -338,7 +338,7 @@ def projections(workload: Workload) -> Iterator[Mistake]:
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
-    """Yield ranges of keys, each after its description: tiles of usual lengths, and keys after the last whole tile."""
+    """Yield (description, range of keys) for tiles of usual lengths and for the keys after the last whole tile."""
     lengths = [tile for tile in TILE_LENS if tile < length]
     for start in sorted({length // tile * tile for tile in lengths if length % tile}):
         yield "what lies past the last whole tile", range(start, length)
@@ -350,14 +350,14 @@ def tiles_of(length: int) -> Iterator[tuple[str, range]]:
 
 
 def counted(scores: Tensor, mask: RowMask, keys: range, times: int) -> Tensor:
-    """Return masked scores (B, H, R, S) for which the softmax counts `keys` several `times`, or never if that is 0."""
+    """Return masked scores (B, H, R, S), changed so that the softmax counts `keys` a number of `times` (0: never)."""
     among = (keys.start <= mask.keys) & (mask.keys < keys.stop)
     more = scores.new_full((), times).log()  # -inf for 0 times
     return hide(mask.changed(scores).where(~among, mask.changed(scores) + more), mask.seen)
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes that leave out, or count twice, one tile or part of the keys."""
+    """Yield mistakes that leave out one tile of the keys, or count one tile or part of them twice."""
     for what, keys in tiles_of(workload.kv_len):
         where = f"the {len(keys)} keys {keys[0]} to {keys[-1]}" if len(keys) > 1 else f"key {keys[0]}"
         name = "tile_dropped" if what == TILE else "last_partial_tile_dropped"
@@ -384,7 +384,7 @@ def partial_softmaxes(masked: Tensor, mask: RowMask, lengths: tuple[int, ...], m
 
 
 def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
-    """Compute an online softmax that does not rescale its "sum", "output" or both ("maximum") if the maximum grows."""
+    """Compute an online softmax that, if the maximum grows, does not rescale "sum", "output" or both ("maximum")."""
     maximum, powers = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min), []
     for scores in masked.split(tile, dim=-1):
         maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
@@ -447,18 +447,18 @@ def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> T
 
 
 def emptied(context: Tensor, width: int) -> Tensor:
-    """Return the outputs (B, H, R, V) with 0 after the first `width` columns."""
+    """Return the context (B, H, R, V) with 0 in all columns after the first `width`."""
     return context * (torch.arange(context.shape[-1]) < width)
 
 
 def turned(query: Tensor, key: Tensor, mask: RowMask, workload: Workload, turn: Callable[..., Tensor]) -> Tensor:
-    """Compute the scores if `turn(heads, positions)` rotates query and key, instead of the workload's rotation."""
+    """Compute the scores with the rotation `turn(heads, positions)` of query and key instead of the workload's."""
     query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
     return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
 
 
 def widths(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes that truncate queries and keys, or rotate them by another rotary embedding than the workload's."""
+    """Yield mistakes that use only the first columns of queries and keys, or a wrong or no rotary embedding."""
     width = workload.head_dim
     for first in sorted({2**power for power in range(9)} | {width - 1, workload.value_dim}):
         for scaled, more in {width: "", first: ", scaled for that width"}.items():
@@ -487,7 +487,7 @@ def widths(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-    """Yield (description, wrong rotation): angles of full width or in half precision, or pairs updated in place."""
+    """Yield (description, wrong rotation): angles for another width or in half precision, or pairs updated in place."""
     width, base, is_interleaved = workload.head_dim, workload.rotary_base, workload.rotary.startswith("inter")
     powers = torch.arange(width // 2, dtype=torch.float64) / (width // 2)
     right = base**-powers
@@ -527,9 +527,9 @@ POSITIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def unusual(
     masked: Tensor, _: RowMask, *, floor: float | None = None, most: float = math.inf, more: float = 0.0
 ) -> Tensor:
-    """Compute a softmax of scores clamped to -most..most, with `more` added to the sum of exponentials.
+    """Compute a softmax of scores clamped to [-most, most], with `more` added to the sum of exponentials.
 
-    It subtracts the row's maximum, or `floor` if that is larger; if `floor` is None, it subtracts nothing.
+    The softmax subtracts the row's maximum, or `floor` if this is larger; if `floor` is None, it subtracts nothing.
     """
     top = 0.0 if floor is None else masked.amax(dim=-1, keepdim=True).clamp(min=floor)
     powers = (masked.clamp(-most, most) - top).exp().where(masked > -math.inf, 0.0)
@@ -537,7 +537,7 @@ def unusual(
 
 
 def softmaxes(workload: Workload) -> Iterator[Mistake]:
-    """Yield softmaxes that subtract no maximum or one with a floor, clamp scores, or have an extra term in the sum."""
+    """Yield mistakes in a softmax: no maximum, a maximum with a floor, clamped scores, or an extra term in the sum."""
     eps = (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ()
     forms: list[tuple[str, str, dict[str, Any]]] = [
         ("no_maximum", "large scores overflow", {}),
@@ -552,7 +552,7 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
 
 
 def fills(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes that give hidden keys a finite score, or add a finite number to their scores."""
+    """Yield mistakes that replace the scores of hidden keys by a finite number, or add one to these scores."""
     if not workload.mask_rule.hides:
         return
     nothing: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks) * m.seen.any(dim=-1, keepdim=True)  # noqa: E731
@@ -567,7 +567,7 @@ def fills(workload: Workload) -> Iterator[Mistake]:
 
 
 def biases(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes about biases: never added, of other heads, of opposite sign, with other slopes, or rounded."""
+    """Yield mistakes with biases: omitted, from wrong heads, of opposite sign, with wrong ALiBi slopes, or rounded."""
     parts = [part for part in workload.mask_rule.changes if part.is_additive]
     for part in parts:
         without = with_bias(lambda bias, each, part=part: bias * (type(each) is not type(part)))  # type: ignore[misc]
@@ -588,7 +588,7 @@ def biases(workload: Workload) -> Iterator[Mistake]:
 
 
 def slopes_of(num_heads: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield ALiBi slopes (H, 1, 1) by other formulas, each after its description; some may equal the right slopes."""
+    """Yield (description, ALiBi slopes (H, 1, 1)) of other formulas; some slopes may equal the right slopes."""
     place = torch.arange(1, num_heads + 1, dtype=torch.float64)[:, None, None]
     for words, number in {
         f"they are 2^(-8 h / {num_heads}), as if {num_heads} were a power of 2": num_heads,
@@ -602,7 +602,7 @@ def slopes_of(num_heads: int) -> Iterator[tuple[str, Tensor]]:
 def unshifted(masked: Tensor, mask: RowMask, *, is_in_maximum: bool) -> Tensor:
     """Compute the weights if the maximum is subtracted from the scores, but not from the sink.
 
-    With `is_in_maximum`, the sink counts in this maximum.
+    It is the maximum of the scores or, if `is_in_maximum`, of scores and sink.
     """
     assert mask.sinks is not None
     sinks = mask.sinks.to(masked.dtype)
@@ -613,7 +613,7 @@ def unshifted(masked: Tensor, mask: RowMask, *, is_in_maximum: bool) -> Tensor:
 
 
 def sinks(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes about sinks: of other heads, without the maximum subtracted, or counted more than once."""
+    """Yield mistakes with sinks: from wrong heads, without subtracting the maximum, or counted more than once."""
     if workload.sinks == "none":
         return
     for words, order in orders(workload.num_heads):
@@ -632,7 +632,7 @@ def uncapped(scores: Tensor, mask: RowMask) -> Tensor:
 
 
 def usual(masked: Tensor, _: RowMask, dim: int = -1) -> Tensor:
-    """Compute the softmax over the keys, or over axis `dim`; 0 where everything is hidden."""
+    """Compute the softmax over the keys, or over axis `dim`; it is 0 where all scores along the axis are -inf."""
     return masked.softmax(dim=dim).nan_to_num(0.0)
 
 

@@ -25,17 +25,17 @@ from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 Heads = tuple[Tensor, Tensor, Tensor]
 EVERY = slice(None)  # all batch rows, or all heads
 FULL_CHECK_PAIRS = 2**22
-"""Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, only those of `checked_rows`."""
+"""With at most this many scores (B * H * T * S) the oracle computes every row; with more, those of `checked_rows`."""
 PART_PAIRS = 2**25
 """With more scores (B * H * R * S), each batch row, head and block of rows is computed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
-SMALLEST_TILE = 16  # rows; `checked_rows` draws one row of each tile
-MOST_TILES = 512  # most tiles of one workload; at long lengths they are larger than SMALLEST_TILE
+SMALLEST_TILE = 16  # fewest rows of a tile; `checked_rows` draws one row of each tile
+MOST_TILES = 512  # most tiles of one workload, so at long lengths tiles have more rows than SMALLEST_TILE
 
 
 def on_host(workload: Workload) -> Workload:
-    """Return the workload with which the oracle judges code of another process: on the host if it has few scores.
+    """Move a workload with few scores to the host, where the oracle judges code of another process faster.
 
     On a GPU, each of the oracle's thousands of small operations would be a kernel launch. With a
     `float32_matmul_precision` other than `highest` the workload stays on its device, because TF32 exists only there.
@@ -72,7 +72,7 @@ class RowMask:
     heads: slice = field(default_factory=lambda: EVERY)
 
     def part(self, row: int, head: int) -> "RowMask":
-        """Return the mask of one batch row and head, with visible keys from the whole mask; a part returns itself."""
+        """Return the mask of one batch row and head, which shares `seen` with this mask; a part returns itself."""
         if self.whole is not None:
             return self
         return replace(self, whole=self, batch=slice(row, row + 1), heads=slice(head, head + 1))
@@ -106,7 +106,7 @@ class RowMask:
         return torch.from_numpy(rule.dense(*self.sizes, rows=self.rows.cpu().numpy()).copy())[:, None].to(self.device)
 
     def bias(self, part: Mask) -> Tensor:
-        """Return the bias of an additive `part`: (H, R, S) in float64, or (B, H, R, S) in its own dtype if learned."""
+        """Return the bias of an additive `part`: (H, R, S) in float64 or, if learned, (B, H, R, S) in its own dtype."""
         batch_size, query_len, key_len = self.sizes
         if part.is_learned:
             index = part.index(self.queries, self.keys, key_len - query_len, key_len)
@@ -181,8 +181,8 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, detach
 def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed: int) -> Tensor:
     """Compute the textbook form with random signs in its backward pass, so that the terms of a gradient do not cancel.
 
-    Its gradients show the size of their terms. Roundings are proportional to this size, even if the terms nearly
-    cancel, as they do when all scores are shifted.
+    The size of these gradients is the size of their terms. Roundings are proportional to it, even if the terms of the
+    right gradient nearly cancel, as they do when all scores are shifted.
     """
     value, signs = _all_heads(value, query), torch.empty(0)
 
@@ -201,10 +201,10 @@ def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed:
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """Compute the textbook form with FlashAttention's backward pass: a yardstick that rounds at other steps.
 
-    The backward pass uses an output with two perturbations. Each number is off by one rounding, because other code sums
-    in another order. Each row is off by one rounding of its logsumexp, of float32 at least, because other code merges
-    parts of a row by their logsumexp. With weights P, dP = dO V^T and D = rowsum(dO * O), the gradient of `form` with
-    respect to the scores is P * (dP - D). A sink is one more key with value 0.
+    The backward pass uses an output O that is perturbed twice. Each number is changed by one rounding, because other
+    code sums in another order. Each row is changed by one rounding of its logsumexp, in float32 at least, because other
+    code merges parts of a row by their logsumexp. With weights P, dP = dO V^T and D = rowsum(dO * O), the gradient of
+    the scores is P * (dP - D). A sink is an additional key with value 0.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
@@ -393,7 +393,7 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
 def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool, is_in_place: bool = False) -> Tensor:
     """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2); pairs are as in `rotated`.
 
-    With `is_in_place`, as by mistake, the first column of a pair is read after it was overwritten.
+    If `is_in_place`, the rotation makes a mistake: it reads the first column of a pair after overwriting it.
     """
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)

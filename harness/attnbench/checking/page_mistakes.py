@@ -1,8 +1,8 @@
-"""Known mistakes of functions that read a paged cache, whose unused slots contain 0; one function for each kind.
+"""Known mistakes of functions that read a paged cache, by kind: each function in KINDS yields the mistakes of one kind.
 
 A mistake is the textbook form of a batch of requests with some steps replaced, as in mistakes.py. In the textbook form,
-keys and values are in the order of the requests. `Pages` maps them to slots of the pool of pages, so that reading a
-wrong slot means reading another key. Shapes as in the contract; T and S count the tokens of all requests.
+keys and values are in the order of the requests. `Pages` maps them to slots of the pool of pages: code that reads a
+wrong slot reads another key, or 0 if it is unused. Shapes as in the contract; T and S count tokens of all requests.
 """
 
 import math
@@ -27,8 +27,8 @@ NUM_PARTS, MOST_PARTS = (2, 3, 4), 256
 class Pages:
     """The requests and positions of the queries and keys in a batch, and their layout in the pool.
 
-    `of_query` (T,) and `of_key` (S,) are indices of requests. `key` (S,) and `query` (T,) are positions among all keys
-    of the request, and `token` (T,) are a query's positions among its new tokens.
+    `of_query` (T,) and `of_key` (S,) are indices of requests. `query` (T,) and `key` (S,) are positions among all keys
+    of a request, and `token` (T,) are positions of queries among the new tokens of a request.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -42,18 +42,18 @@ class Pages:
         self.page_ends = -(-totals // cache.page_size) * cache.page_size
 
     def seen(self, mask: RowMask, last: Tensor) -> Tensor:
-        """Return whether the mask's queries see each key (R, S), if `last` (T,) is the last position that each sees."""
+        """Return whether each query of the mask sees each key (R, S), if `last` (T,) are the last visible positions."""
         return self.between(mask, self.query - self.cache.window + 1 if self.cache.window else 0 * last, last)
 
     def between(self, mask: RowMask, first: Tensor, last: Tensor) -> Tensor:
-        """Return whether each key belongs to the query's request and lies from `first` (T,) to `last` (T,): (R, S)."""
+        """Return whether each key is one of the query's request, at position `first` (T,) to `last` (T,): (R, S)."""
         own, first, last = (each[mask.rows, None] for each in (self.of_query, first, last))
         return (own == self.of_key) & (first <= self.key) & (self.key <= last)
 
     def read(self, table: Tensor, *, is_swapped: bool = False) -> Tensor:
-        """Return for each key (S,) the index of the key that `table` finds in its place; -1 for an unused slot.
+        """Return for each key (S,) the index of the key that code reads instead with block table `table`.
 
-        With `is_swapped`, page number and slot change places in the address.
+        It is -1 for an unused slot. If `is_swapped`, page number and slot change places in the address.
         """
         size, num_pages = self.cache.page_size, self.layout.num_pages
         keys_of = torch.full((num_pages * size,), -1)
@@ -65,7 +65,7 @@ class Pages:
 
 
 def read_elsewhere(sources: Tensor) -> Callable[..., Any]:
-    """Create the step `heads` that reads keys and values at the indices `sources` (S,); -1 stands for zeros."""
+    """Create a step `heads` that reads keys and values at the indices `sources` (S,), and zeros where they are -1."""
 
     def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Any:  # noqa: ANN401 - as the step
         moved = (each[:, :, sources].where((sources >= 0)[:, None], 0.0) for each in (key, value))
@@ -75,7 +75,7 @@ def read_elsewhere(sources: Tensor) -> Callable[..., Any]:
 
 
 def lengths(pages: Pages) -> Iterator[Mistake]:
-    """Yield mistakes that read keys beyond a request's length, or not its last key; some also shift the queries."""
+    """Yield mistakes that read keys beyond a request's end, or omit its last key; some also shift its queries."""
     whole = pages.page_ends - pages.totals
     ones = torch.ones_like(whole)
     for name, more in (("last_page_whole", whole), ("one_key_more", ones), ("one_key_less", -ones)):
@@ -95,7 +95,7 @@ def lengths(pages: Pages) -> Iterator[Mistake]:
 
 
 def tables(pages: Pages) -> Iterator[Mistake]:
-    """Yield mistakes that read the block table wrongly, or not at all."""
+    """Yield mistakes that read the block table wrongly, or ignore it."""
     table = torch.from_numpy(pages.layout.block_table)
     first = table[:, :1].expand_as(table)
     counts = torch.tensor(pages.cache.num_pages)
@@ -114,7 +114,7 @@ def tables(pages: Pages) -> Iterator[Mistake]:
 
 
 def alignments(pages: Pages) -> Iterator[Mistake]:
-    """Yield mistakes in which new tokens see wrong keys of their request or others, or miss the shared prefix."""
+    """Yield mistakes in which new tokens see wrong keys, keys of other requests, or no keys of the shared prefix."""
     ends = pages.totals[pages.of_query] - 1
     for name, last in (("chunk_at_the_start", pages.token), ("new_tokens_not_causal", ends)):
 
@@ -212,7 +212,7 @@ def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: AN
 
 
 def merges(pages: Pages) -> Iterator[Mistake]:
-    """Yield mistakes that average softmaxes over parts of a request's keys instead of weighting by their logsumexp."""
+    """Yield mistakes that average the softmaxes of parts of a request's keys, instead of weighting by logsumexp."""
 
     def merged(number_of: Tensor, scores: Tensor, _: RowMask) -> Tensor:
         parts = [scores.where(number_of == part, -math.inf) for part in range(int(number_of.max()) + 1)]

@@ -17,12 +17,12 @@ from attnbench.workloads.workload import Workload
 
 MORE_KEYS = 600
 """Extra keys of each request in some calls: enough that a kernel which splits the keys uses more than one part."""
-MOST_ALONE = 3  # requests of a batch that the rule `neighbours` calls alone
+MOST_ALONE = 3  # most requests of a batch for each of which the rule `neighbours` makes a call of its own
 
 
 @rule(ANOTHER_BATCH, *USUAL)
 def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a call is right after an earlier one with other pages, longer requests, or another request order."""
+    """Check that a call is right if the call before it had other pages, longer requests, or another request order."""
     workload, case = candidate.workload, candidate.case()
     if workload.cache is None or candidate.off(candidate.output, candidate.normal):
         return
@@ -53,7 +53,7 @@ def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(POOLS, *USUAL, may_refuse=True)
 def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that pools of keys and values give the same answer as views of one buffer, where their pages alternate."""
+    """Check that pools that are views of one buffer, in which key and value pages alternate, give the same answer."""
     if candidate.workload.page_size and candidate.workload.cache is not None:
         views = msgspec.structs.replace(candidate.workload.cache, form=STRIDED)
         words = "pools that are views of one buffer, page by page, give"
@@ -62,9 +62,9 @@ def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(NEIGHBOURS, *USUAL, is_noted=True)
 def _neighbours(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a request alone gets the same bits as with the other requests of its batch.
+    """Check that a call of one request gives the same bits as a call of the whole batch gives for this request.
 
-    The rule applies only if no bit depends on where the pages lie in the pool.
+    The rule applies only if the bits do not depend on the pages' places in the pool.
     """
     if not candidate.workload.page_size or candidate.off(candidate.output, candidate.normal):
         return

@@ -1,8 +1,8 @@
 """Probes: kinds of inputs that expose mistakes.
 
 A probe is a function that draws one kind of input for a workload; another seed gives other numbers of that kind. It
-raises VacuousError if it cannot show anything at the workload. To find mistakes, the kind of input matters more than
-the tolerance (docs/checking.md). Shapes as in the contract.
+raises VacuousError if it cannot expose any mistake at the workload. To find mistakes, the kind of input matters more
+than the tolerance (docs/checking.md). Shapes as in the contract.
 """
 
 import math
@@ -35,13 +35,13 @@ LARGEST_PRODUCT = 3e4
 """Largest product of a query and a key in float16: about half of the dtype's range, because some code multiplies by the
 scale only afterwards."""
 POINTED, POINTED_OF_HUGE = 0.4, 0.2
-"""By how much, approximately, the score of the key that a query points at exceeds all others, as a share of the largest
-absolute score; POINTED_OF_HUGE is for `draw_huge`."""
+"""Approximate difference between the score of the key that a query points at and its other scores, as a share of the
+largest absolute score; POINTED_OF_HUGE is for `draw_huge`."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
 """Factor of the tokens in `draw_large`, by dtype. It is smaller in half precision: otherwise a rounding of a projected
 query or key would decide which key gets the weight."""
 OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
-"""Added to normal values in `draw_offset`, by dtype; a rounding of the sum is small compared with their spread."""
+"""Numbers that `draw_offset` adds to normal values, by dtype; a rounding of the sum is far below the values' spread."""
 FLAT, MANY_KEYS = 0.3, 1024
 """The factor of queries, and the least number of keys, in `draw_offset`."""
 TOKENS = ("query", "key", "value", "x", "context")
@@ -49,7 +49,7 @@ NEAR = "near"  # name of the inputs of `draw_near`, for the second call of some 
 
 
 class VacuousError(ValueError):
-    """A probe cannot show anything at this workload."""
+    """A probe, or a comparison with the reference, cannot expose any mistake at this workload."""
 
 
 _drawn = lru_cache(maxsize=2)(draw_normal)  # all probes of a workload begin with the same numbers
@@ -78,9 +78,9 @@ def draw_near(workload: Workload, seed: int) -> Inputs:
 def draw_needles(workload: Workload, seed: int) -> Inputs:
     """Draw queries that each point at one key (a needle): near the query, at an end, at a tile's edge, or at random.
 
-    A query points at a key if nearly all of its weight is there. Such a query shows a missing key, which an average of
-    many values hides. Each row of the values spells its own number as signs, so that a wrong row is visible. In scope
-    `module`, where inputs are projected, the inputs are normal and three times as large.
+    A query points at a key if this key has nearly all of its weight. If code omits the key, the output shows it; an
+    average of many values would hide it. Each row of the values encodes its index in signs, so a wrong row shows. In
+    scope `module`, where inputs are projected, the inputs are normal ones times 3.
     """
     inputs = normal(workload, seed)
     if workload.scope == "module":
@@ -120,7 +120,7 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
 
 
 def marked(value: Tensor, draws: Generator) -> Tensor:
-    """Return values (B, G, S, V) in which each row spells its number in binary, as signs, followed by random signs."""
+    """Return values (B, G, S, V) of -1 and 1: each row encodes its index in binary, followed by random signs."""
     batch, groups, key_len, width = value.shape
     number = torch.arange(batch * groups * key_len).view(batch, groups, key_len, 1)
     num_digits = min(width, max(1, int(number.max()).bit_length()))
@@ -130,10 +130,10 @@ def marked(value: Tensor, draws: Generator) -> Tensor:
 
 
 def draw_large(workload: Workload, seed: int) -> Inputs:
-    """Draw scores of up to 10,000 in size, of either sign: exponentials overflow, or the largest score is far below 0.
+    """Draw inputs with scores of up to 10,000 in size: exponentials overflow, or the largest score is far below 0.
 
-    Each query points at a visible key, whose score gets a part of that size (POINTED). The rest is added to all scores
-    of the query, or subtracted, so that the key leads clearly in any dtype. LARGEST_PRODUCT limits the scores in
+    Each query points at a visible key: this key's score gets a share POINTED of the size, and is clearly the largest in
+    any dtype. The rest of the size is added to all scores of the query, or subtracted. LARGEST_PRODUCT limits scores in
     float16. In scope `module`, or with K = 1, the tokens are normal ones times LARGE_TOKENS.
     """
     if workload.scope == "module" or workload.head_dim == 1:
@@ -144,10 +144,10 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_huge(workload: Workload, seed: int) -> Inputs:
-    """Draw scores beyond the limits to which code usually clamps: the largest that the dtype can distinguish.
+    """Draw inputs with scores beyond the usual clamps: the largest that the dtype can still distinguish.
 
     In scope `module` all scores of a query are shifted up or down by the same amount. Only outputs are compared,
-    because even correct gradients have lost their digits.
+    because at such scores even correct code loses the digits of its gradients.
 
     Raises:
         VacuousError: the dtype has too few digits, or tokens or keys have width 1.
@@ -161,9 +161,9 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_shifted(workload: Workload, seed: int) -> Inputs:
-    """Draw normal scores, and shift all scores of a query far down or up by the same amount.
+    """Draw normal inputs, and shift all scores of a query far down or up by the same amount.
 
-    The right weights do not change, and none is nearly 1. The weights of some wrong code do: code that does not
+    The shift does not change the right weights, none of which is nearly 1. It changes the weights of code that does not
     subtract the row's maximum, starts from a finite maximum, clamps scores, or recomputes them with fewer digits.
     """
     _require_width(workload)
@@ -184,7 +184,7 @@ def _signs(shape: tuple[int, ...], draws: Generator) -> Tensor:
 
 
 def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED) -> Inputs:
-    """Draw normal inputs with queries that point at visible keys, with scores of up to `size`: see `draw_large`."""
+    """Draw normal inputs whose queries point at visible keys, with scores of up to `size` in size: see `draw_large`."""
     inputs, root = normal(workload, seed), math.sqrt(workload.head_dim)
     of_one = size / (workload.head_dim * workload.score_scale)  # because keys have length sqrt(K)
     draws = generator(workload.seed, 5, seed)
@@ -206,9 +206,9 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
 def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator) -> Inputs:
     """Shift all scores of each query up or down by `shift`, with a random sign.
 
-    In scope `attention`, column 0 is the same number in all keys; column 0 of a query times this number is the shift.
-    In scope `module`, feature 0 of a query's token becomes the sign, and feature 1 of a key's token becomes 1. The
-    query projection reads only the first of the two, the key projection only the second; their product is the shift.
+    In scope `attention`, column 0 is the same number in all keys; the scaled product of it and column 0 of a query is
+    the shift. In scope `module`, feature 0 of a query's token becomes the sign, and feature 1 of a key's token 1. Of
+    these features the query projection reads only feature 0, the key projection only feature 1.
     """
     scale = workload.score_scale
     if workload.scope == "attention":

@@ -44,32 +44,32 @@ are not means of many values, so they are not near 0."""
 NUM_SUSPECTS = 8
 """Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
-"""Up to FEW scores, yardsticks may have no error by luck. They are then computed on MOVED_IF_FEW copies of the inputs
-that are moved by a rounding, instead of on one."""
+"""With at most FEW scores, yardsticks may have no error by luck. They are then computed on MOVED_IF_FEW copies of the
+inputs, each changed by a rounding, instead of on one such copy."""
 LENIENCY_OF_LARGE = 4.0
 """Factor of the limits at large scores: a weight near a tie depends on a score's last bit, so errors vary more."""
 QUICK_SHARE = 0.5
-"""An error of at most this share of the limit for roundings alone is right without yardsticks (`Reference.judge`)."""
+"""If an error is at most this share of the limit for roundings alone, `Reference.judge` computes no yardsticks."""
 BY_QUERY = ("output", "gradient of query")  # their rows are queries
 SUMS_IN_HALF = 2.0
-"""Number of roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
+"""Number of roundings allowed in a gradient if kernels sum it in half precision over a few blocks of queries."""
 PER_ROOT = 1.5
-"""A sum of n terms may have this number of roundings times sqrt(n): kernels add parts of it in their own order."""
+"""Number of roundings allowed in a sum of n terms, divided by sqrt(n): kernels add the terms in different orders."""
 PER_ROOT_IN_HALF = 0.6
-"""Gradients of key and value in half precision may have this number of roundings times sqrt(T): autograd turns a loop
-over queries into sums of T terms."""
+"""Number of roundings allowed in gradients of key and value in half precision, divided by sqrt(T): autograd turns a
+loop over queries into sums of T terms."""
 OVER_QUERIES = ("gradient of key", "gradient of value")  # sums over queries
 OF_SCORES = ("gradient of query", "gradient of key")
 """At large scores these gradients are 0 except for roundings of terms that are thousands of times larger. Half
 precision cannot resolve them, so the check only requires that they are finite."""
 SUMMED = "gradient of value"
-"""The gradient whose size may be that of its intermediate sums over heads: see `group_sum`."""
+"""The gradient whose tolerance may depend on the size of intermediate sums over heads: see `group_sum`."""
 
 NEARER = 0.25
 """An answer to queries that see no key follows a convention only if its distance from the convention's answer is less
 than this share of its distance from 0."""
 EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
-"""How much an answer to queries that see no key may differ from a convention's answer, beyond the tolerance:
+"""Allowed difference between an answer to queries that see no key and a convention's answer, beyond the tolerance:
 EMPTY_YARDSTICKS times the rounding error of the convention's answer in the dtype, plus EMPTY_ROUNDINGS roundings."""
 
 
@@ -106,17 +106,17 @@ class Reference:
         has_gradients: bool = True,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
-        """Evaluate the oracle at some query rows; textbook forms follow when their errors are needed.
+        """Evaluate the oracle at some query rows; textbook forms are evaluated later, when a tolerance is needed.
 
-        Both compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,)
-        are the compared rows of the output and of the query's gradient, by default those of `oracle.checked_rows`.
+        Both run on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,) are
+        the compared rows of the output and of the query's gradient, by default those of `oracle.checked_rows`.
         `grad_rows` (B, H, R, V), in scope `module` (B, R, D), is the output's gradient at these rows, by default
         random. `mask` changes the workload's mask. Gradients are compared if the direction has them and `has_gradients`
         is True. Some probes compare fewer gradients, or have wider limits. `on_step` is called before each part.
 
         Raises:
             ValueError: the reference output is not finite.
-            VacuousError: it is constant or, in half precision, a textbook form overflows: a comparison shows nothing.
+            VacuousError: the reference output is constant or, in half precision, a textbook form overflows.
         """
         dtype = TORCH_DTYPES[workload.dtype]
         drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # heads share no memory
@@ -146,7 +146,7 @@ class Reference:
         self.least = self.tolerances if is_half(workload) else {name: self._tolerance_of(name) for name in expected}
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
-        """Return the size of each tensor of an answer, by name; for SUMMED, the size of intermediate sums if larger."""
+        """Return `scales_of` an answer, in which the scale of SUMMED is at least the size of its intermediate sums."""
         scales = scales_of(answer)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
@@ -157,7 +157,7 @@ class Reference:
         """The tolerance of each tensor by name.
 
         Raises:
-            VacuousError: a textbook form overflows, so that a comparison would show nothing.
+            VacuousError: a textbook form overflows, so even the errors of correct code are not finite.
         """
         exact = self._exact_inputs()
         yardsticks = self._yardsticks(exact)
@@ -183,7 +183,7 @@ class Reference:
         return found if is_small else self.tolerances[name].judge(candidate)
 
     def limits(self, name: str) -> Iterator[float]:
-        """Yield limits of a tensor's largest error: first that for roundings alone, which is fast, then the tolerance.
+        """Yield limits of a tensor's largest error: first a fast one, for roundings alone, and then the tolerance.
 
         Raises:
             VacuousError: see `tolerances`.
@@ -218,14 +218,14 @@ class Reference:
         return answers(self._compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
-        """Return the rounded inputs that the rows need, in float64, on the workload's device if that has float64."""
+        """Return the rounded inputs for the compared rows, in float64, on the workload's device or else on the CPU."""
         target = device(self.workload.device)
         where = target.torch_device if target.has_float64 else "cpu"
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)
         return reduced.map(lambda tensor: tensor.to(where).double())
 
     def _yardsticks(self, exact: Inputs) -> dict[str, list[RowErrors]]:
-        """Compute textbook forms' errors in the dtype, by tensor: on the inputs, and on inputs moved by a rounding."""
+        """Compute the errors of textbook forms in the dtype, by tensor: on the inputs and on slightly changed ones."""
         workload, dtype, target = self.workload, TORCH_DTYPES[self.workload.dtype], device(self.workload.device)
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         where = target.torch_device if target.has_float64 or has_own_products else "cpu"
@@ -251,7 +251,7 @@ class Reference:
 
     @cached_property
     def grad_output(self) -> Tensor | None:
-        """The output's gradient on the device; it is 0 outside the rows, so that gradients depend only on the rows."""
+        """The output's gradient on the device, 0 outside the compared rows; None if no gradients are compared."""
         if not self.has_gradients or self.workload.direction == "inference":
             return None
         full = torch.zeros(output_shape(self.workload), dtype=self.grad_rows.dtype)
@@ -302,7 +302,7 @@ class Reference:
     def at_rows(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Reduce the query's gradient to the compared rows; return all gradients by name.
 
-        Its other rows must be 0. Each of them is added to a compared row, so that an error there shows.
+        The other rows must be 0. Each of them is added to a compared row, where its error shows.
         """
         query = gradients.get("gradient of query")
         if query is None or query.shape[-2] == len(self.rows):
@@ -314,7 +314,7 @@ class Reference:
     def screen(self) -> Tensor | None:
         """The textbook output at every row, in float32 at least, if the rows are screened; else None.
 
-        They are on the probe SCREENED if the oracle computes only some rows and there are at most MOST_PAIRS scores.
+        Rows are screened on the probe SCREENED if the oracle computes only some and MOST_PAIRS allows it.
         """
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
@@ -325,7 +325,7 @@ class Reference:
             return oracle.answer(workload, inputs, torch.arange(workload.seq_len), oracle.textbook, self.on_step)
 
     def at_suspects(self, output: Tensor) -> "Reference | None":
-        """Return a reference at the NUM_SUSPECTS rows where an output is furthest from the screen; None without one.
+        """Return a reference at the NUM_SUSPECTS rows where `output` is furthest from `screen`; None if that is None.
 
         Distances are in units of each row's least tolerance.
         """
@@ -343,7 +343,7 @@ KEPT: dict[tuple[Workload, str, int], Reference | VacuousError] | None = None
 
 
 def keep_references() -> None:
-    """Let this process keep the reference of each probe, for further checks of the same workloads.
+    """Make this process keep the reference of each probe, for later checks of the same workloads.
 
     Only references of small workloads are kept: those for which the oracle computes every row.
     """
@@ -354,11 +354,11 @@ def keep_references() -> None:
 def reference_for_probe(
     workload: Workload, probe: str, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Reference:
-    """Return the reference for the inputs of a probe in PROBES, by name, or for those of `draw_near` (NEAR).
+    """Return the reference for the inputs of `probe`: a name in PROBES, or NEAR for the inputs of `draw_near`.
 
     Raises:
         ValueError: the reference output is not finite.
-        VacuousError: the probe shows nothing at this workload.
+        VacuousError: the probe cannot expose any mistake at this workload.
     """
     if KEPT is None or workload.num_scores > oracle.FULL_CHECK_PAIRS:
         return _reference_for_probe(workload, probe, seed, on_step)
@@ -383,7 +383,7 @@ def _reference_for_probe(workload: Workload, probe: str, seed: int, on_step: Cal
 
 
 class References:
-    """The references of all probes at one workload, without dropout: what a check of any candidate needs."""
+    """The references of all probes at one workload, without dropout; they serve to check any candidate."""
 
     def __init__(
         self,
@@ -394,14 +394,14 @@ class References:
         is_brief: bool = False,
         is_apart: bool = False,
     ) -> None:
-        """Compute the references of every probe, or with `is_brief` only that of the normal one.
+        """Compute the reference of every probe or, if `is_brief`, only that of the probe `normal`.
 
-        Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), the
-        references need not be on the workload's device, so small workloads are judged on the host. `on_step` is called
-        before each probe, rule, and known mistake of a diagnosis.
+        Probes that raise VacuousError at this workload are left out. If candidates are in another process (`is_apart`),
+        the references need not be on the workload's device, so small workloads are judged on the host. `on_step` is
+        called before each probe, rule, and known mistake of a diagnosis.
 
         Raises:
-            ValueError: no probe shows anything here, so a check would be vacuous.
+            ValueError: every probe raises VacuousError here, or a reference output is not finite.
         """
         self.alignment_bytes = device(workload.device).alignment_bytes  # of the candidate's device
         self.workload = workload = oracle.on_host(workload) if is_apart else workload
@@ -459,7 +459,7 @@ def is_half(workload: Workload) -> bool:
 
 
 def roundings(workload: Workload, name: str, score_bound: float) -> float:
-    """Return the number of roundings of the workload's dtype by which a tensor of correct code may be off.
+    """Return the largest error of correct code in the tensor `name`, in roundings of the workload's dtype.
 
     A sum of n terms is off by about sqrt(n) roundings, in any order of the terms (N. J. Higham, Accuracy and Stability
     of Numerical Algorithms, section 2.8). A score s sums K products: its roundings, and the two of its row's logsumexp,
@@ -478,8 +478,8 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
     """Return for each tensor, by name, the largest absolute value among the tensors of its kind.
 
     The kinds are the output, the gradients of tokens, and the gradients of weights. Gradients of one kind are sums of
-    terms of one size; if the terms cancel in one tensor, their roundings remain. Any other operand is its own kind: a
-    sink's gradient, for example, is a sum over all queries.
+    terms of similar size; if the terms cancel in one of them, their roundings remain. The gradient of any other operand
+    is a kind by itself: that of a sink, for example, is a sum over all queries.
     """
     tokens = {f"gradient of {name}" for name in TOKENS}
     kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}
@@ -493,8 +493,8 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
     """Estimate the size of intermediate sums in the gradient of value from `grad_rows` (B, H, R, V) or (B, R, D).
 
-    These are the sums over the query heads that read one value head; without such a sum the size is 0. With few keys
-    the terms may cancel in every element, so that only their roundings remain. A query's largest weight on S keys is at
+    These are the sums over the query heads that read one value head; if one head reads it, 0 is returned. With few keys
+    the terms may cancel in every element, and only their roundings remain. A query's largest weight on S keys is at
     least 1/S, so each head adds at least this share of the output's gradient.
     """
     readers = workload.num_heads // workload.num_kv_heads
@@ -507,7 +507,7 @@ def largest(candidate: Tensor, reference: Tensor) -> float:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return the largest absolute difference of two elements; infinite if only one is finite, 0 if neither is."""
+    """Return the largest absolute difference; it is infinite where only one element is finite, 0 where neither is."""
     one, other = one.double().cpu(), other.double().cpu()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
@@ -524,7 +524,7 @@ class Observation:
 
 
 def call_candidate(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
-    """Call a candidate with copies of a reference's inputs; `form` is that of the cache of a batch (see `batch.Cache`).
+    """Call a candidate with copies of a reference's inputs; `form` replaces the cache's form, if any (`batch.Cache`).
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
@@ -556,10 +556,10 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Compute gradients of the inputs that require one and, for modules with `pack`, of the canonical weights, by name.
 
-    A gradient has the shape of its input or weight; the query's is reduced to the compared rows. The result is empty if
-    the output has no graph. `grad_output` has the output's shape; the default is a copy of the reference's, since a
-    candidate might change it. `pack` is linear, so autograd applies its transpose to turn gradients of packed
-    parameters into those of canonical weights.
+    Each gradient has the shape of its input or weight; the query's gradient is reduced to the compared rows. The result
+    is empty if the output has no graph. `grad_output` has the output's shape; the default is a copy of the reference's,
+    because a candidate might change it. `pack` is linear, so autograd applies its transpose to convert gradients of
+    packed parameters to gradients of canonical weights.
 
     Raises:
         SideEffectError: the backward pass changed the output's gradient, an input, the mask or the random seed.
@@ -620,7 +620,7 @@ def require_form(workload: Workload, output: Tensor) -> None:
 
 
 def require_plain(name: str, tensor: object) -> None:
-    """Raise FormError unless `tensor` is dense and not of a subclass, which might compute only when it is read."""
+    """Raise FormError unless `tensor` is a dense torch.Tensor; a subclass might compute only when it is read."""
     if type(tensor) is not Tensor:
         kind = type(tensor)
         raise FormError(f"the {name} is a {kind.__module__}.{kind.__qualname__}; it must be exactly a torch.Tensor")
@@ -629,7 +629,7 @@ def require_plain(name: str, tensor: object) -> None:
 
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
-    """Compare each tensor with the reference; a tensor without a tolerance is listed only if it is not finite."""
+    """Compare tensors with the reference; one without a tolerance is in the result only if it is not finite."""
     lost = partial(TensorError, error=None, allowed=0.0, worst=(), expected=0.0)
     known = reference.expected
     compared = [reference.judge(name, tensor) for name, tensor in observed.items() if name in known]
@@ -638,9 +638,9 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
 
 
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
-    """Compare a whole output at the reference's rows and then at suspect ones; return the error and its reference.
+    """Compare an output at the reference's rows, then at `at_suspects` rows; return (error, reference at its rows).
 
-    The error at the suspect rows counts only if all others agree and the error exceeds its limit.
+    The error at the suspect rows is returned only if all other rows agree and this error exceeds its limit.
 
     Raises:
         VacuousError: see `Reference.tolerances`.
@@ -657,12 +657,12 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
 def apply_empty_row_convention(
     seen: Observation, reference: Reference, only: str | None = None
 ) -> tuple[Observation, str]:
-    """Replace a conventional answer for queries that see no key by the right one; also return the convention's name.
+    """Replace conventional answers to queries that see no key by right ones; return (observation, convention's name).
 
     The right answer is 0, as in scaled_dot_product_attention; other CONVENTIONS do not count as wrong. The textbook
-    form gives NaN. A large finite number instead of minus infinity gives the mean of all values or, if it keeps the
-    differences between scores, attention without a mask, as in cuDNN. NaN in gradients is replaced, too, where the
-    textbook form has it. After a finite answer no gradients are compared, because such queries contribute to them.
+    form gives NaN. A mask with a large finite number instead of -inf gives the mean of all values or, if the scores
+    keep their differences, attention without a mask, as in cuDNN. NaN in gradients is replaced, too, where the textbook
+    form has it. After a finite answer no gradients are compared, because such queries contribute to them.
 
     The name is "", and nothing is replaced, if there are no such queries, or if their answer is right or follows no
     convention. `only` is the convention on another probe, if known: it must be the same on all probes.

@@ -1,10 +1,10 @@
 """Rules: properties that any attention has for any inputs. `attnbench explain` lists them.
 
 A rule is a generator that takes a `Candidate`, an implementation under test at a short length. For each trial it yields
-"" if the rule holds, a description of the violation, or the exception that the candidate raised. A rule that yields
-nothing does not apply. Most trials compare two calls with the same right answer, which differ in memory layout, the
-size of numbers, or the operands that need gradients. If PyTorch's own kernels violate a rule, its violation is only
-noted (docs/adr/0007). Shapes as in the contract.
+"" if the rule holds, a description of the violation, the exception that the candidate raised, or a `RuleResult`. A rule
+that yields nothing does not apply. Most trials compare two calls that have the same right answer, but differ in memory
+layout, the size of numbers, or the operands that need gradients. If PyTorch's own kernels violate a rule, a violation
+is only noted, and does not make an implementation wrong (docs/adr/0007). Shapes as in the contract.
 """
 
 import contextlib
@@ -58,15 +58,15 @@ from attnbench.storage.records import (
 from attnbench.workloads.masks import Causal, Padding, aligned_at_end
 from attnbench.workloads.workload import Workload
 
-LENGTH = 35  # the short length: no tile divides it; workloads that are shorter keep their lengths
+LENGTH = 35  # the short length, not a multiple of any tile length; shorter workloads keep their lengths
 OUTPUTS_APART = "outputs apart"  # a rule's name
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER, MORE = 2, 6
-"""By how many keys the rule "fewer keys" shortens a later call, and by which factor it lengthens an earlier call."""
+"""The rule "fewer keys" makes a later call with FEWER keys less, or an earlier call with MORE times the keys."""
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
-"""Exponents of the powers of 2 that scale keys, values and incoming gradients: SIZES by dtype, USUAL_SIZES for all
-other dtypes. Such factors change no digit."""
+"""Exponents of the powers of 2 by which keys, values and incoming gradients are multiplied: SIZES by dtype, USUAL_SIZES
+for all other dtypes. Powers of 2 change no digit of a number."""
 LARGE_VALUES, NO_RULE = "large values", "no rule"
 NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
 """Factors of queries. With NEARLY_EQUAL, a query's scores are nearly equal; with LARGER, they differ so much that
@@ -83,12 +83,12 @@ EXPANDED = (
 CHUNKS, CHUNK_WORDS = (20, 5), "20, 5, then 1"  # tokens in the first chunks; the others have one token
 TWICE = 20.0  # limit of a second derivative's error, as a multiple of the textbook form's error
 LEAST_APART = 2.0**-18
-"""A smaller relative difference of two answers counts as rounding in any dtype."""
-AXES = ("batch rows", "heads", "tokens")  # of query, key and value, in words
+"""A relative difference between two answers that is at most this counts as rounding in any dtype."""
+AXES = ("batch rows", "heads", "tokens")  # names of the first three axes of query, key and value
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
-"""Names of axes of a workload on which many rules may depend: HIDING for a rule about hidden keys, USUAL for others.
-`_values` computes the axes that are no field of a workload, such as "half"."""
+"""Names of properties of a workload on which the result of a rule may depend: HIDING for rules about hidden keys, USUAL
+for many others. `_values` computes those that are not fields of a workload, such as "half"."""
 ANOTHER_BATCH, POOLS, NEIGHBOURS = "another batch", "pools in memory", "neighbours"
 RULES_OF_BATCHES = {
     "right when short",
@@ -103,15 +103,15 @@ RULES_OF_BATCHES = {
 Answer = dict[str, Tensor]  # the output and the gradients, by name
 Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
-"""The results of rules for one implementation, by the rule's name and the values of its axes. For a rule that does not
-apply, the value is None and the key is the rule's name and the workload."""
+"""Results of rules for one implementation: (rule's name, values of its axes) -> result, which applies to any workload
+with these values. If a rule does not apply, the item is (rule's name, workload) -> None."""
 
 
 class Rule(NamedTuple):
-    """A rule, and the axes of workloads on which it may depend: it is tried for each combination of their values.
+    """A rule and its axes, such as `USUAL`: it is tried once for each combination of the axes' values.
 
-    With `is_noted`, a violation is only noted. With `may_refuse`, an error that the candidate raises, such as one about
-    a layout, is only noted, too.
+    If `is_noted`, a violation is only noted. If `may_refuse`, an error that the candidate raises, such as one about a
+    layout, is only noted, too.
     """
 
     trials: Callable[["Candidate"], Iterator[Outcome]]
@@ -124,7 +124,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(name: str, *axes: str, may_refuse: bool = False, is_noted: bool = False) -> Callable[..., None]:
-    """Return a decorator that adds a function to RULES, which are tried in this order; arguments are as in `Rule`."""
+    """Return a decorator that adds a function to the end of RULES, as the rule `name`; arguments are as in `Rule`."""
     return lambda trials: RULES.update({name: Rule(trials, axes, may_refuse, is_noted)})
 
 
@@ -137,9 +137,9 @@ class Candidate:
     def __init__(
         self, implementation: Implementation, workload: Workload, asked: References, *, needs_zeros: bool
     ) -> None:
-        """Call the implementation on the normal inputs; its exceptions and those of a reference propagate.
+        """Call the implementation on the normal inputs; exceptions of this call and of `Reference` propagate.
 
-        With `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
+        If `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
         """
         self.implementation, self.workload, self.alignment_bytes = implementation, workload, asked.alignment_bytes
         self.convention = "" if needs_zeros else None
@@ -157,7 +157,7 @@ class Candidate:
         self.output = self.call()  # on the normal inputs
 
     def case(self, reference: Reference | None = None) -> Case:
-        """Build a case on fresh copies of a reference's inputs, by default the normal ones."""
+        """Build a case on new copies of the inputs of a reference (default: `self.normal`)."""
         right = reference or self.normal
         return build(right.workload, self.implementation, right.inputs.map(lambda tensor: tensor.clone()))
 
@@ -173,7 +173,7 @@ class Candidate:
         """Call the implementation on the normal inputs, some replaced by `tensors`; return output and gradients.
 
         `of_mask` sets attributes of the BoundMask. `grad` replaces the output's gradient. Leaves in `frozen` need no
-        gradient. The last of `num_passes` backward passes counts. There are no gradients in inference.
+        gradient. The last of `num_passes` backward passes gives the gradients; there are none without `grad_output`.
         """
         case, tensors = self.case(), dict(tensors or {})
         if self.workload.layout == "value_in_key" and "key" in tensors:
@@ -211,11 +211,11 @@ class Candidate:
         least: float = LEAST_APART,
         **changes: Any,  # noqa: ANN401 - those of `ask`, or of `call`
     ) -> Outcome:
-        """Compare the answer of a changed call with the `expected` one; return "", the difference, or the exception.
+        """Compare the answer of a changed call with `expected`; return "", the difference in words, or the exception.
 
-        The call, described by `words`, is that of `give` or, by default, that of `ask` with `changes`. If `expected` is
-        a tensor, only outputs are compared. Answers may differ by twice the tolerance, or by `least` times the largest
-        expected number. Queries that may get any answer are left out.
+        `give` makes the call, by default `ask` with `changes`; `words` describe it. If `expected` is a tensor, only
+        outputs are compared. Answers may differ by twice the tolerance, or by `least` times the largest expected
+        number. Queries that may get any answer are not compared.
         """
         asked = partial(self.call, **changes) if isinstance(expected, Tensor) else partial(self.ask, **changes)
         try:
@@ -262,7 +262,7 @@ def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("without gradients", *USUAL)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a call without gradients is right, and that the next one is, too, on nearly equal inputs."""
+    """Check that a call without gradients is right, and that a later call on nearly equal inputs is right, too."""
     yield ""
     if candidate.off(candidate.output, candidate.normal):
         return
@@ -288,7 +288,7 @@ def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("training mode", *USUAL)
 def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a module in training mode gives the same answer when nothing is dropped."""
+    """Check that a module with dropout 0 gives the same answer in training mode as in evaluation mode."""
     if candidate.workload.scope == "attention" or candidate.workload.direction == "inference":
         return
     outcome = candidate.compare("after module.train(), with dropout 0, it gives", candidate.answer, is_training=True)
@@ -302,9 +302,9 @@ def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("another mask", "scope", "direction", "way")
 def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a call under another mask of the same sizes is right, if an earlier call had the workload's mask.
+    """Check that a call with another mask of the same sizes is right after a call with the workload's mask.
 
-    The rule applies to the first such mask under which a call alone is right.
+    The rule tries the first of `_other_masks` with which a call is right if no other call came before it.
     """
 
     def answer(*masks: str) -> Tensor:
@@ -335,7 +335,7 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _other_masks(workload: Workload) -> Iterator[str]:
-    """Yield masks that code for the workload's mask may support: the same kind with other numbers, then other kinds."""
+    """Yield masks that code may support if it supports the workload's: padding with other lengths, then other kinds."""
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     if isinstance(rule, Padding):
         yield f"padding({','.join(map(str, rule.lengths(*sizes)[::-1]))})"
@@ -346,7 +346,7 @@ def _other_masks(workload: Workload) -> Iterator[str]:
 
 
 def takes_context(implementation: Implementation, workload: Workload) -> bool:
-    """Return whether a module can attend to a context: whether it supports one of another length than its tokens."""
+    """Return whether a module can attend to a context: whether it supports a context with S != T."""
     if workload.scope != "module" or workload.rotary != "none":
         return False
     try:
@@ -359,7 +359,7 @@ def takes_context(implementation: Implementation, workload: Workload) -> bool:
 
 @rule("another context", "scope", "direction")
 def _another_context(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a module that takes a context attends to it, even if the context is as long as the module's tokens."""
+    """Check that a module that takes a context attends to it, even if the context has as many tokens as the input."""
     workload, seed = candidate.workload, candidate.normal.seed
     if workload.seq_len != workload.kv_len or not takes_context(candidate.implementation, workload):
         return
@@ -377,7 +377,7 @@ def _another_context(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("fed in chunks", "scope", "direction", "mask")
 def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a module with a cache answers a sequence in chunks as in one call, for one sequence after another.
+    """Check that a module with a cache is right on a sequence that is fed in chunks, and then on another one.
 
     The rule applies if T = S and no query sees a later key.
     """
@@ -399,7 +399,7 @@ def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) -> str:
-    """Explain a wrong output of a sequence in chunks by the keys that queries see or by rotary positions, else ""."""
+    """Explain a wrong output of chunks by wrong visible keys, rotary positions or biases; return "" if none fits."""
     rows = torch.arange(sum(chunks))
     number = torch.arange(len(chunks)).repeat_interleave(torch.tensor(chunks))
     first = (torch.tensor(chunks).cumsum(0) - torch.tensor(chunks))[number][:, None]
@@ -432,9 +432,9 @@ def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) ->
 
 
 def _turned_in_chunks(workload: Workload, first: Tensor, number: Tensor, sizes: Tensor) -> Iterator[Mistake]:
-    """Yield mistakes whose rotary positions begin again in each chunk, or are those of the first chunk of its size.
+    """Yield mistakes whose rotary positions start at 0 in each chunk, or repeat those of the first chunk of equal size.
 
-    `first` (T,) is the position at which a token's chunk begins, `number` (T,) the chunk's index in `sizes`.
+    `first` (T,) is the position at which each token's chunk begins, and `number` (T,) the chunk's index in `sizes`.
     """
     if workload.rotary == "none":
         return
@@ -453,7 +453,7 @@ def _turned_in_chunks(workload: Workload, first: Tensor, number: Tensor, sizes: 
 
 @rule(OUTPUTS_APART, *USUAL)
 def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a later call does not change an earlier call's output, and uses the current contents of tensors."""
+    """Check that a second call leaves the first call's output unchanged, and reads the tensors' new contents."""
     for kind in ("needles", NEAR):  # needles have the same keys, and near inputs differ in every tensor
         case, other = candidate.case(), candidate.right(kind)
         with case.grad_mode():
@@ -477,7 +477,7 @@ def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("backward passes apart", *USUAL)
 def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that, after two forward calls, the backward pass of each gives the gradients of its own call."""
+    """Check that, after two forward calls, each call's backward pass gives the gradients of that call."""
 
     def wrong(observed: Answer, reference: Reference) -> list[str]:
         return [each.tensor for each in errors(observed, reference) if each.grade is CheckVerdict.wrong]
@@ -499,7 +499,7 @@ def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("gradients apart", *USUAL, may_refuse=True)
 def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that gradients do not depend on the incoming gradient's strides, frozen operands, or earlier passes."""
+    """Check that gradients do not depend on strides of the incoming gradient, frozen operands, or earlier passes."""
     if (usual := candidate.grad_output) is None:
         return
     layouts = {
@@ -568,7 +568,7 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -> Answer:
-    """Compute the derivatives of the sum of all gradients with respect to `tensors`, by name; 0 where there is none."""
+    """Compute the derivatives, by name, of the sum of all gradients of `tensors`; they are 0 if autograd gives None."""
     leaves = [*tensors.values()]
     made = pull_back_twice(output, leaves, grad_output, list(map(torch.ones_like, leaves)))
     return {
@@ -579,7 +579,7 @@ def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -
 
 @rule("sizes", "scope", "direction", "dtype")
 def _sizes(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that small incoming gradients give small gradients; moving a factor from query to key changes nothing."""
+    """Check that gradients scale with the incoming gradient; a factor moved from query to key must change nothing."""
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     if (usual := candidate.grad_output) is not None:
 
@@ -597,11 +597,11 @@ def _sizes(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(LARGE_VALUES, "scope", "direction", "dtype")
 def _large_values(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that values in one column times a large factor give that column of the output times the same factor.
+    """Check that a large factor of one column of the values multiplies this column of the output, and nothing else.
 
-    The values have one sign and the scores are similar, so that sums of exponentials times values are large. In float16
-    a violation is a convention: much code overflows in these sums. If values are part of the keys, both are scaled; the
-    query is then 0, so that scores do not depend on the keys.
+    Values in the column are positive and scores are similar, so sums of exponentials times values are large. In float16
+    such sums overflow in much code, so overflow is only noted. If values are part of the keys, both get the factor, and
+    the query is 0, so scores do not depend on the keys.
     """
     if candidate.workload.scope == "attention":
         name, share = ("key", 0.0) if candidate.workload.layout == "value_in_key" else ("value", NEARLY_EQUAL)
@@ -621,7 +621,7 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
 def _large_products(candidate: Candidate) -> Iterator[Outcome]:
     """Check that the output stays finite if unscaled products of query and key exceed the range of float16.
 
-    One key gets all the weight of a query, so rounding of the scores does not change a right output.
+    The rule does not compare the output's numbers with the right ones.
     """
     if (candidate.workload.scope, candidate.workload.dtype) == ("attention", "float16"):
         large = draw_large(candidate.workload, candidate.normal.seed).tensors
@@ -634,7 +634,7 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
-    """Turn a violation whose description contains `only` into a note with `convention`, one of CONVENTIONS."""
+    """Convert a violation whose description contains `only` to a note of `convention`; return other outcomes as is."""
     if isinstance(outcome, str) and outcome and only in outcome:
         return RuleResult(rule="", holds=False, found=outcome, is_noted=True, convention=convention)
     return outcome
@@ -644,8 +644,8 @@ def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
 def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a scale of 0 weights all visible keys equally, and that negating both query and scale changes nothing.
 
-    The rule applies if the workload sets a scale. NaN or Inf at scale 0 is ignored: some code multiplies scores of -inf
-    by it. The query is enlarged, so that code that takes a row's maximum before it scales fails at a negative scale.
+    The rule applies if the workload sets a scale. NaN or Inf at scale 0 is ignored: some code multiplies -inf by the
+    scale. The query is enlarged, so code that scales after taking a row's maximum fails if the scale is negative.
     """
     if candidate.workload.scale and candidate.workload.scope == "attention":
         query = LARGER * candidate.tokens["query"]
@@ -663,9 +663,9 @@ def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("fewer keys", *HIDING, "square", may_refuse=True)
 def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a call with fewer keys (and, if T = S, fewer queries) is right after one with more.
+    """Check that a call with fewer keys (and, if T = S, fewer queries) is right after a call with more keys.
 
-    A call without gradients is also checked after one with MORE times the keys, which kernels split into more parts.
+    Also check a call without gradients after a call with MORE times the keys, which kernels split into more parts.
     """
     workload, seed = candidate.workload, candidate.normal.seed
     if (length := workload.kv_len - FEWER) < 1:
@@ -701,7 +701,7 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("masks in memory", "scope", "direction", "mask", may_refuse=True)
 def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a function reads masks and biases in any layout, and sums the gradient of a bias that has one row."""
+    """Check that a function reads masks and biases in any layout; gradients of a one-row bias must sum over queries."""
     if not _has_mask(candidate.workload):
         return
     for form in memory.SAME_MASK:
@@ -784,8 +784,8 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
 def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     """Check that operands in other memory layouts (transposed, offset, gapped, expanded, shared) give the same answer.
 
-    Each layout is tried alone, then different layouts in neighbouring tensors. Expanded rows, with stride 0, are
-    compared with copies. One tensor as several operands must get the sum of their gradients.
+    Each layout is tried in all operands, then a different layout in each operand. Expanded rows, with stride 0, are
+    compared with copies. If one tensor is passed as several operands, it must get the sum of their gradients.
     """
     workload, tokens, names = candidate.workload, candidate.tokens, list(memory.LAYOUTS)
 
@@ -821,7 +821,7 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> str:
-    """Return the violation by a single operand with the layout named `words`; "" if no operand alone is enough."""
+    """Return the violation if only one operand has the layout named `words`; "" if no single operand causes one."""
     for token, tensor in tensors.items() if words in memory.LAYOUTS and len(tensors) > 1 else ():
         outcome = candidate.compare(f"the {token} alone, {words}, gives", candidate.answer, tensors={token: tensor})
         if isinstance(outcome, str) and outcome:
@@ -830,9 +830,9 @@ def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> 
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
-    """Change the last key that is hidden from some query, then its value; describe changes that reach such a query.
+    """Change the last key that is hidden from some query, then its value; describe changes that affect such a query.
 
-    `changes` maps descriptions to functions of the row that changes: (B, G, width), or (B, width) in scope `module`.
+    `changes` maps descriptions to functions of the changed row: (B, G, width), or (B, width) in scope `module`.
     """
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()
@@ -849,10 +849,10 @@ def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tens
 
 @rule("hidden keys", "scope", "direction", "half", "mask")
 def _hidden_keys(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a hidden key and its value change nothing, if they and the scores are finite.
+    """Check that queries which do not see a key get the same output if this key or its value is multiplied by 1 + S.
 
-    The key or value is multiplied by 1 + S, which shifts the mean over all keys by about one key. Code that subtracts
-    this mean before it rounds loses few digits. Leaks that need larger scores show on the probe `large`.
+    This factor shifts the mean of all keys by only about one key, so code that subtracts the mean before rounding loses
+    few digits. Leaks that need larger scores show on the probe `large`.
     """
     factor = 1.0 + candidate.workload.kv_len
     yield _reached(candidate, {f"{{}} {factor:g} times as large": lambda row: factor * row})
@@ -875,7 +875,7 @@ def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("visible NaN", *HIDING, is_noted=True)
 def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that values of NaN make the output of each query that sees a key NaN; nan_to_num, for example, hides it."""
+    """Check that values of NaN give NaN to every query that sees a key; code with nan_to_num, for example, fails."""
     if "value" in candidate.sources:
         answer = candidate.call({"value": torch.full_like(candidate.tokens["value"], math.nan)})
         is_lost = ~answer.isnan().all(dim=-1) & _along_queries(candidate.seen.any(dim=-1), answer)[..., 0]
@@ -886,7 +886,7 @@ def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
 def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
     """Check that two calls on the same tensors, in the same memory, give the same answer, bit for bit.
 
-    At other addresses a vectorised sum is split at other numbers, so that even correct code rounds differently.
+    At other addresses vectorised code splits a sum at other places, so even correct code rounds differently.
     """
     case = candidate.case()
     with side_effects.watch_call(case.tensors, case.mask), case.grad_mode():
@@ -929,9 +929,9 @@ def _values(workload: Workload) -> dict[str, object]:
 
 
 def _plain(workload: Workload) -> Workload:
-    """Return the workload of rules: forward or inference, no dropout, contiguous, two batch rows or more if allowed.
+    """Return the workload on which rules run: forward or inference, no dropout, contiguous, and two batch rows or more.
 
-    Layout `value_in_key` stays as it is.
+    The layout `value_in_key` is kept, and so is a single batch row if the workload allows no more.
     """
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
@@ -944,10 +944,10 @@ def _plain(workload: Workload) -> Workload:
 def examine(
     implementation: Implementation, asked: References, known: RulesAt, rejects: Collection[str] = ()
 ) -> tuple[RuleResult, ...]:
-    """Try the rules at the short length or, if the candidate does not support it, at the workload's own.
+    """Try the rules at the short length or, if the candidate does not support it, at the workload's length.
 
     `known` contains results at other workloads; new ones are added. A violation of a rule in `rejects` is never only
-    noted. Returns the result of each rule that applies, or one note if an error prevented all rules.
+    noted. Returns the results of the rules that apply; one note if an error prevented all; () if a VacuousError did.
     """
     whole = asked.workload
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
@@ -977,7 +977,7 @@ def examine(
 
 
 def _result(candidate: Candidate, name: str) -> RuleResult | None:
-    """Try a rule up to its first violation, such as an exception of the candidate; return None if it does not apply."""
+    """Run a rule's trials until one shows a violation; return the rule's result, or None if it does not apply."""
     trials, _, may_refuse, is_noted = RULES[name]
     violated = partial(RuleResult, rule=name, holds=False)
     refusal, is_tried = None, False

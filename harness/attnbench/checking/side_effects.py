@@ -1,8 +1,8 @@
 """Forbidden side effects of a call: writing into its inputs or the mask, or setting the random seed.
 
 `watch_call` wraps one call of a candidate (the implementation under test), forward or backward, in the candidate's
-process, and describes the forbidden changes. The module needs no other part of the check, so that other processes can
-use it too. Before the call it fills free memory with NaN, so that an answer read from uninitialized memory is wrong.
+process, and describes the forbidden changes. The module imports no other part of the check, so other processes can
+use it, too. Before the call `watch_call` fills free memory with NaN: an answer read from uninitialized memory is wrong.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,12 +15,12 @@ from attnbench.contract import BoundMask
 from attnbench.devices import device, names
 
 INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"  # names of the rules about side effects
-NAN_BYTE = 255  # numbers of such bytes are NaN in every floating-point dtype
+NAN_BYTE = 255  # a number whose bytes all have this value is NaN, in every floating-point dtype
 POISON_BYTES = 2**20
 """Larger blocks are not filled with NaN, because the system provides them fresh, filled with zeros."""
 POISON_COPIES, CACHED_BYTES, CACHED_COPIES = 2, 2**11, 8
-"""Number of blocks to fill of each size: CACHED_COPIES up to CACHED_BYTES, because glibc caches up to 7 free blocks of
-each small size for each thread; POISON_COPIES of larger sizes."""
+"""Blocks of each size to fill with NaN: CACHED_COPIES if they have at most CACHED_BYTES, because glibc caches up to 7
+free blocks of each small size for each thread; POISON_COPIES if they are larger."""
 
 
 class SideEffectError(ValueError):
@@ -38,7 +38,7 @@ def require_faultless(faults: Mapping[str, str]) -> None:
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
-    """Fill free memory with NaN, in blocks as large as inputs, scores and row sums, which allocators reuse first."""
+    """Fill the free blocks that allocators reuse first for tensors of the sizes of inputs, scores and row sums."""
     tensors = list(inputs)
     if not tensors:
         return
@@ -61,8 +61,8 @@ def watch_call(
     """Watch one call, named `name` in messages, which must not change the tensors `given`, the `mask` or a random seed.
 
     Yields a mapping from rules to descriptions of forbidden changes, which is filled in after the call. Before the
-    call, free memory is filled with NaN, in blocks as large as `inputs` (default: `given`). Afterwards a seed that the
-    call has set is reset, and a mask that it has changed is restored. The call's exceptions propagate.
+    call, `poison` fills free memory with NaN, given `inputs` or, by default, `given`. After the call, a seed that it
+    has set is reset, and a mask that it has changed is restored. The call's exceptions propagate.
     """
     faults = dict[str, str]()
     if mask is not None:
@@ -101,7 +101,7 @@ def _has_same_bytes(tensor: Tensor, kept: Tensor) -> bool:
 
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:
-    """Return torch's global generators by name, each with its seed and its state."""
+    """Return (generator, seed, state) for each of torch's global random generators, by name."""
     generators = {"torch's generator": torch.default_generator}
     for name in names():
         generators |= device(name).generators()

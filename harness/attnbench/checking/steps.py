@@ -23,7 +23,7 @@ from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 Changes = Mapping[str, Callable[..., Any]]
-"""Functions that replace some steps, by the step's name, with the same operands and the same kind of result."""
+"""Replacements of steps, by the step's name: functions with the operands of the step and the same kind of result."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -54,15 +54,15 @@ def masked_scores(scores: Tensor, mask: RowMask) -> Tensor:
 
 
 def weights(masked: Tensor, mask: RowMask) -> Tensor:
-    """Compute the softmax over the keys and, if there is one, the head's sink; 0 for a query that sees no key."""
+    """Compute the weights (B, H, R, S) by a softmax over keys and sinks, if any; 0 for a query that sees no key."""
     empty = (masked == -math.inf).all(dim=-1, keepdim=True)
     return softmax_with_sinks(masked, mask.sinks).masked_fill(empty, 0.0)
 
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Compute the softmax over the keys (last axis) and sinks (H, 1, 1), each the score of one more key with value 0.
+    """Compute the softmax over keys (last axis) and a sink (H, 1, 1): the score of an additional key with value 0.
 
-    A query that sees no key gets weights of 0 with sinks, and NaN without. Source: gpt-oss,
+    The weights of a query that sees no key are 0 with sinks, and NaN without. Source: gpt-oss,
     https://arxiv.org/abs/2508.10925, section 2.2.
     """
     if sinks is None:
@@ -160,7 +160,7 @@ def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **change
 
 
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:
-    """Return the step named `step` with `change` applied first to its operands at the indices `places`."""
+    """Return the step named `step`, changed so that `change` is first applied to its operands at indices `places`."""
     return lambda *operands: DEFAULTS[step](*(change(x) if at in places else x for at, x in enumerate(operands)))
 
 

@@ -1,23 +1,23 @@
-"""Tolerances that correct code meets in its dtype: one rule for outputs, gradients, models, ranks and dropout.
+"""Tolerances that correct code meets in its dtype, in outputs, gradients, models, dropout and calls over ranks.
 
-The yardsticks are textbook forms in the workload's dtype, on the inputs unchanged and moved by a rounding. A tensor is
-divided into segments of rows (queries, keys or tokens; for a parameter, its first axis), because the size of numbers
-may differ between rows by a factor of ten: under a causal mask early queries average few values. Each segment has two
-limits, for the largest error and for the root mean square (RMS) of the errors. A limit is a multiple of the yardsticks'
-error plus some roundings.
+Yardsticks show the errors of correct code: they are textbook forms in the workload's dtype, computed on the inputs and
+on copies of these changed by a rounding. A tensor is divided into segments of rows (queries, keys or tokens; for a
+parameter, its first axis), because the size of numbers may differ between rows by a factor of ten: under a causal mask
+early queries average few values. Each segment has two limits, one for the largest error and one for the root mean
+square (RMS) of the errors. A limit is a multiple of the yardsticks' error plus some roundings.
 
 With few numbers, all yardsticks may be exact by luck. A segment therefore contains at least LEAST_NUMBERS numbers, or
-the whole tensor. The yardsticks' error of a segment is raised to NEIGHBOUR_SHARE of that in adjacent segments and, in
-gradients, to the same share of the largest relative error of segments with large numbers. The roundings are those of
-numbers no smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows correct code's margins.
+the whole tensor. A segment's yardstick error counts as at least NEIGHBOUR_SHARE times that of adjacent segments and, in
+gradients, as at least the same share of the largest relative error in segments with large numbers. Roundings are those
+of numbers of at least FLOOR_SHARE times the tensor's largest. `python -m studies.margins` shows correct code's margins.
 
 An error beyond its limit is *wrong*, unless it looks like roundings of correct code that add up, as when a kernel sums
-in half precision: then it is *imprecise*. Such errors are at most IMPRECISE_FACTOR times their limit, are spread over
-the tensor, and hardly correlate with the answer. The errors of rows that are 5 % too large do: they are proportional to
-the answer. In half precision some correlation is accepted: if 64 partial outputs and their weights are merged in it,
-the sum of the weights is rounded, too, which makes each row too large or too small by a share of its own. A gradient in
-half precision may also exceed its limit in one of many segments, by up to ONE_FACTOR times. For example, one of twenty
-draws shows this if sums of a softmax over 2,048 keys are off by some percent for one query.
+in half precision: then it is *imprecise*. Imprecise errors are at most IMPRECISE_FACTOR times their limit, are spread
+over the tensor, and hardly correlate with the answer. In contrast, errors of rows that are 5 % too large are
+proportional to the answer. Half precision allows some correlation: if a kernel merges 64 partial outputs in half
+precision, the sum of their weights is rounded, too, so each row is too large or too small by its own share. A gradient
+in half precision may also exceed its limit up to ONE_FACTOR times in one of many segments, as in one of twenty draws
+if the sum of one query's softmax over 2,048 keys is off by some percent.
 """
 
 import math
@@ -34,20 +34,20 @@ LEAST_NUMBERS = 1024
 NEIGHBOUR_SHARE = 0.5
 FLOOR_SHARE = 1 / 16
 YARDSTICKS_PER_LIMIT = 2.5
-"""Limit of an error, in yardstick errors; correct code shows at most half of it."""
+"""Limit of an error, as a multiple of the yardsticks' error; errors of correct code are at most half of the limit."""
 ROUNDINGS_PER_LIMIT = 1.5
 RMS_YARDSTICKS_PER_LIMIT = 2.0
 RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 5.0
 ONE_FACTOR, MANY = 3.0, 16
 MOST_CORRELATION = 0.3
-"""Largest correlation with the answer of errors that may be roundings. Errors in proportion to the answer have 1, and n
-roundings have about 1 / sqrt(n)."""
+"""Largest correlation between errors and the answer at which the errors may be roundings. It is 1 if errors are
+proportional to the answer, and about 1 / sqrt(n) for n roundings."""
 MOST_CORRELATION_IN_HALF = 0.75
-"""The same limit in half precision: correct merges show up to 0.73, and answers too large by 2 % at least 0.95."""
+"""MOST_CORRELATION in half precision: correct merges show up to 0.73; answers that are 2 % too large, at least 0.95."""
 LOST_SHARE = 0.1
 """A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS. A few draws then say little
-about the errors of correct code, so limits grow in proportion, up to MOST_LENIENCY."""
+about the errors of correct code, so its limits grow in proportion, up to MOST_LENIENCY times."""
 MOST_LENIENCY = 8.0
 VANISHING_SHARE = 1e-12  # a tensor smaller than this share of the terms that it sums is 0 except for roundings
 LEAST_SPREAD = 0.25
@@ -63,7 +63,7 @@ class RowErrors(NamedTuple):
 
 
 def by_row(tensor: Tensor, axis: int) -> RowErrors:
-    """Summarize each row of a tensor, which contains errors or an answer; `axis` is the axis of its rows."""
+    """Return the largest number and mean square of each row of an answer or its errors; rows lie along `axis`."""
     numbers = tensor.detach().double()
     rows = numbers.movedim(axis, 0).flatten(1) if numbers.dim() > 1 else numbers[:, None]
     return RowErrors(peak=rows.abs().amax(dim=1).cpu(), square=rows.square().mean(dim=1).cpu())
@@ -89,10 +89,10 @@ class Tolerance:
         """Derive the limits of tensor `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
         Without yardsticks the limits are the smallest ones: those for roundings alone. `axis` is the axis of the
-        tensor's rows. A number may be off by `num_roundings` roundings of `dtype`; their size follows from the tensor's
-        largest number, or from `scale` if that is larger. `leniency` widens all limits. `labels` (R,) are the indices
-        of rows in reports, such as those of chosen queries; by default rows count from 0. `terms` are the sizes of the
-        terms that each row sums: they replace the row's own numbers as the size of its roundings where they are larger.
+        tensor's rows. The limits allow `num_roundings` roundings of `dtype` in a number. The size of a rounding follows
+        from a segment's numbers, grows with `scale` if that exceeds the tensor's largest number, and follows from
+        `terms`, the sizes of the terms that each row sums, where these are larger. `leniency` is a factor of all
+        limits. `labels` (R,) are the indices of rows in reports, such as those of chosen queries (default: from 0).
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)
@@ -159,7 +159,7 @@ class Tolerance:
         return float(self.limit.peak.max())
 
     def judge(self, candidate: Tensor) -> TensorError:
-        """Compare a tensor with the right answer; `worst` is the index with the largest ratio of error to limit."""
+        """Compare a tensor with the right answer; the ratio of error to limit is largest at the result's `worst`."""
         actual, apart, rows, shown = self._errors(candidate)
         row = int(_ratio(rows.peak, self.of_rows).argmax())
         by_axis = apart.movedim(self.axis, 0)
@@ -195,7 +195,7 @@ class Tolerance:
         return ~(apart.abs() <= self._along_rows(limits))
 
     def _errors(self, candidate: Tensor) -> tuple[Tensor, Tensor, RowErrors, RowErrors]:
-        """Return the candidate in float64, its errors (infinite if not finite), and their sizes by row and segment."""
+        """Return the candidate in float64, its errors (inf where not finite), and their sizes by row and by segment."""
         actual = candidate.detach().double().cpu()
         apart = actual - self.expected
         apart = apart.where(apart.isfinite(), torch.inf)
@@ -203,7 +203,7 @@ class Tolerance:
         return actual, apart, rows, self._by_segment(rows)
 
     def _is_rounding(self, apart: Tensor, shown: RowErrors) -> bool:
-        """Return whether errors beyond their limits may be roundings that add up, as described in this module."""
+        """Return whether errors beyond their limits may be roundings that add up: see this module's docstring."""
         peaks, ratios = _ratio(shown.peak, self.limit.peak), _ratio(shown.square, self.limit.square)
         factor = max(float(peaks.max()), float(ratios.max()))
         if not 1 < factor <= IMPRECISE_FACTOR:
@@ -220,7 +220,7 @@ class Tolerance:
 
 
 def _sizes(answer: RowErrors, whole: RowErrors, scale: float) -> Iterator[Tensor]:
-    """Yield the largest and the RMS size of the rounded numbers in each segment (N,); `whole` is that of all rows."""
+    """Yield the largest and the RMS size of rounded numbers in each segment (N,); `whole` has both for the tensor."""
     if float(whole.peak) <= VANISHING_SHARE * scale:
         yield from (torch.full_like(each, scale) for each in answer)
         return
@@ -230,13 +230,13 @@ def _sizes(answer: RowErrors, whole: RowErrors, scale: float) -> Iterator[Tensor
 
 
 def _with_neighbours(shown: Tensor) -> Tensor:
-    """Raise the yardsticks' error of each segment (N,) to NEIGHBOUR_SHARE of the error of its adjacent segments."""
+    """Raise the yardsticks' error of each segment (N,) to at least NEIGHBOUR_SHARE times that of adjacent segments."""
     padded = torch.nn.functional.pad(NEIGHBOUR_SHARE * shown, (1, 1))
     return torch.stack([shown, padded[:-2], padded[2:]]).amax(dim=0)
 
 
 def _with_others(shown: Tensor, answer: Tensor) -> Tensor:
-    """Raise the yardsticks' error of each segment (N,) to a share of the largest relative error of large segments.
+    """Raise each segment's relative error to a share of the largest relative error in segments with large numbers.
 
     If a key's gradient comes from one query, all its numbers have the same rounding, which may be 0 by luck.
     """

@@ -29,8 +29,8 @@ NO_HOST = (
 )
 NODES_EVERY_S = 5.0  # seconds between queries of the list of nodes; a query disturbs only the head node, and no host
 WAIT_S = 60.0  # seconds without any host after which open shares are given up
-EXAMINED_S = 300.0  # most seconds of `attnbench doctor` on a host; a slower host is busy measuring, or gone
-CONNECT_S = 10.0  # time limit in seconds
+EXAMINED_S = 300.0  # time limit of `attnbench doctor` on a host, in seconds; a slower host is busy measuring, or gone
+CONNECT_S = 10.0  # time limit of the connection to a cluster, in seconds
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT or ray://HOST:PORT"
 
 
@@ -67,7 +67,7 @@ def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - ray has n
 
 
 def examined(address: str) -> dict[str, list[dict[str, str]] | str]:
-    """Run `attnbench doctor` on each host of a cluster; return its findings, or an error message, by "ADDRESS (ID)".
+    """Run `attnbench doctor` on every host; return each host's findings, or its error message, by "ADDRESS (ID)".
 
     Raises:
         ValueError: ray is not installed, no cluster answers, or the cluster has no host.
@@ -95,9 +95,9 @@ def _first_line(error: Exception) -> str:
 
 
 def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, bytes | str]]:  # noqa: ANN401 - ray has no types of its own
-    """Measure named plans, each on one host; yield the name, the host and the journal of each plan.
+    """Measure named plans, each on one host; yield a tuple (name, host, journal) for each plan.
 
-    If a plan was not measured, the host is "", and the reason, as text, takes the place of the journal.
+    If a plan could not be measured, the tuple is (name, "", reason).
     """
     names = {workload.device for plan in plans.values() for workload in plan.workloads}
     work = ray.remote(measure).options(

@@ -1,9 +1,9 @@
 """A run on a cluster: each host measures shares of the plan, and the journals of all hosts are merged into one.
 
-A share has a few workloads with all their implementations, so that all samples of a cell are from one host. The merged
-journal is an ordinary journal with the events of all shares; each event `worker_started` names the host of the events
-after it. A share counts only as a whole: an unfinished share is measured again. All state is in the journals, so the
-driver may be killed at any moment.
+A share is a few workloads with all their implementations, so that all samples of a workload are from one host. The
+merged journal is an ordinary journal with the events of all shares; each event `worker_started` names the host of the
+events after it. A share counts only as a whole: an unfinished share is measured again. All state is in the journals,
+so the driver may be killed at any moment.
 """
 
 from collections import defaultdict
@@ -49,7 +49,7 @@ def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
 
 
 def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
-    """Start a run on a cluster in `folder`, or continue the run there; `note` gets messages about its shares.
+    """Start a run on a cluster in `folder`, or continue the run there; `note` is called with messages about shares.
 
     Raises:
         ValueError: ray is not installed, no cluster answers, or it has no host; the message says what to do.
@@ -94,7 +94,7 @@ def kind_of(history: Iterable[Event]) -> str:
 
 
 def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
-    """Store a share's journal; return "", or why it is not stored: incomplete, or from another kind of host."""
+    """Store a share's journal; return "", or why it is not stored, such as that it comes from another kind of host."""
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
@@ -115,9 +115,9 @@ def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
 
 
 def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: Mapping[str, str] | None = None) -> None:
-    """Write the journal of a run from its finished shares; the first journal of a run begins with `started`.
+    """Write the journal of a run from its finished shares; a new journal begins with the event `started`.
 
-    `lost` contains the reasons why shares could not be measured, by name; None: some shares are still open.
+    `lost` contains the reasons why shares could not be measured, by name. It is None while some shares are still open.
 
     Raises:
         DamagedError: a host's journal is damaged.

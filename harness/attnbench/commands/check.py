@@ -213,9 +213,9 @@ def _print_certificate(certificate: Certificate) -> None:
 def _conclude(
     checked: Results, not_judged: dict[str, str], report: Path | None, repro: Path | None
 ) -> Conclusion | ExitCode:
-    """Print the verdicts, write the report and the scripts if their options are given, and return the conclusion.
+    """Print the verdicts, write the files of --report and --repro if these are set, and return the conclusion.
 
-    After an interruption, return the exit code instead.
+    If the check was interrupted, return the exit code instead.
     """
     if report is not None:
         stock.write(report, checked)
@@ -233,7 +233,7 @@ def _conclude(
 
 
 def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
-    """Return the options of --report: the sweep `stock`, unless anything else is selected.
+    """Return the options for --report: the sweep is `stock` unless the user selected something else.
 
     Raises:
         ValueError: the file does not end in .md, or its folder does not exist.
@@ -246,7 +246,7 @@ def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
 
 
 def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> SelectionOptions:
-    """Return the options of --replay: the captured inputs define the only workload.
+    """Return the options for --replay: the only workload has the axes of the captured inputs.
 
     Raises:
         ValueError: no implementation is named, or another option selects workloads.
@@ -259,7 +259,7 @@ def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> Sele
 
 
 def _interpreted(options: SelectionOptions) -> SelectionOptions:
-    """Return the options of --interpret: by default, sizes are small, and a call may take as long as a step."""
+    """Return the options for --interpret: by default, sizes are small, and --call-limit equals --timeout."""
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
@@ -267,7 +267,7 @@ def _interpreted(options: SelectionOptions) -> SelectionOptions:
 
 
 def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], dict[str, Declared], dict[str, str]]:
-    """Return the usable specs among the named ones, declarations by spec, and problems of the others by spec or name.
+    """Return the usable ones of the named specs, declarations by spec, and problems of unusable ones by spec or name.
 
     Raises:
         ValueError: implementations are named, and none of them is usable.

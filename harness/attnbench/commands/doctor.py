@@ -27,7 +27,7 @@ SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads",
 """Findings that must be equal on hosts whose times are compared."""
 NOISE_ERROR = 0.05  # two-sided error probability of the interval of the noise floor
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
-"""Environment variables that keep idle threads spinning forever, with the beginning of the values that do so."""
+"""Environment variables that keep idle threads spinning forever if their values begin with these texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def limits() -> str:
 
 
 def noise_floor() -> Finding:
-    """Measure the noise floor: compare two arms with identical code, in blocks and with threads as in a run."""
+    """Measure the noise floor: time two arms with identical code in interleaved blocks, with the threads of a run."""
     import torch
 
     from attnbench.timing.functions import FunctionComparison

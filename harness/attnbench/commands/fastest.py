@@ -150,7 +150,7 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
 
 
 def print_crossings(results: Results) -> None:
-    """Print the crossovers of each pair, and the ratio of its times at each size, with a note if that is undecided."""
+    """Print the crossovers of each pair, and the ratio of its times at each size; undecided ratios are marked."""
     print_troubles(results)
     for crossing in recommended.crossings(results):
         if len(results.plan.ladders) > 1:
@@ -176,7 +176,7 @@ def _print_foot(results: Results) -> None:
 
 
 def _policy_sentence(policy: verdict.Policy) -> str:
-    """Summarise a policy: its choices, their leave-one-out regret next to the regret of sdpa alone, and its file."""
+    """Summarise a policy: its choices, their leave-one-out regret, the regret of always choosing sdpa, and its file."""
     chosen = ", ".join(f"{name} at {count}" for name, count in policy.chosen.items())
     text = f"Policy: {chosen} of {policy.workloads} shape{'s' * (policy.workloads > 1)}"
     if regret := policy.regret:

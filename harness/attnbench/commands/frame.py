@@ -45,7 +45,7 @@ LINE = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.*)", re.DOTALL)
 def sections(text: str) -> tuple[str, dict[str, tuple[list[str], str]], list[str]]:
     """Split a docstring into help, options and examples.
 
-    Each option is a parameter's name with its flags and metavar, as a list of words, and its help.
+    The options are keyed by parameter; each is a tuple of words (its flags and its metavar) and its help.
     """
     head, _, examples = inspect.cleandoc(text).partition("\nExamples:\n")
     words, _, lines = head.partition("\nOptions:\n")
@@ -121,7 +121,7 @@ def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -
 
 
 def _quantity(kind: str, least: float, text: str | float) -> float:
-    """Parse a quantity of the command line, which must be at least `least`. A default is not a text but a number."""
+    """Parse a quantity of the command line, which must be at least `least`; `text` is a number if it is the default."""
     try:
         value = quantity(text, kind) if isinstance(text, str) else text
     except ValueError as error:
@@ -140,7 +140,7 @@ def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
 
 
 def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending.
+    """Print the sentence of a conclusion, and exit with the code of its ending.
 
     With `is_silent`, as after a screen, the sentence goes to standard error, and only if the command did not pass.
     """

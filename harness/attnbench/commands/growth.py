@@ -53,7 +53,7 @@ def growth(
 
 
 def _title(each: Growth) -> str:
-    """Return the title of a group of fits: the axes that do not grow, with the fixed length or the kind of requests."""
+    """Return the title of a group of fits: the fixed axes, and the fixed length or a description of the requests."""
     if each.axis == REQUESTS:
         return f"{titles.title(each.workload.axes(), leave_out=('batch',))}, {each.other}"
     return f"{titles.title(each.workload.axes())} {each.other}".rstrip()

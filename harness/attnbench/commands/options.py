@@ -73,7 +73,7 @@ class SelectionOptions:
 
     @property
     def typed(self) -> set[str]:
-        """The options (by long name) and arguments (by name of the parameter) that the user typed."""
+        """Names of the options ("--set") and arguments ("names") that the user gave on the command line."""
         if not bool(self.context):  # not from a command line
             return set()
         long_names = {each.name: max(each.opts, key=len) for each in self.context.command.params}
@@ -159,11 +159,11 @@ CONDITIONS = {
     "allocator": ("system", "steady", "retain"),
     "isolation": ("process", "shared"),
 }
-"""The words of --conditions by the parameter of build_plan that they set; users give at most one word of each."""
+"""The words of --conditions by the parameter of build_plan that they set; one parameter takes at most one word."""
 
 
 def expand_spec(name: str) -> list[str]:
-    """Return the specs that a name stands for: FILE.py for all implementations in the file, another name for itself.
+    """Return the specs of all implementations in a file if `name` is FILE.py; otherwise return only `name`.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.

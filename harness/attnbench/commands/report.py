@@ -28,7 +28,7 @@ MAY_DIFFER = {
     "left_out": {},
     "false_share": FALSE_SHARE,
 }
-"""Fields in which the plans of joined runs may differ, with the values that replace them before a comparison."""
+"""Fields in which the plans of joined runs may differ. `_common` replaces them by these values before it compares."""
 
 
 def report(
@@ -124,13 +124,13 @@ def _join(runs: Sequence[Path]) -> Path:
 
 
 def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
-    """Return the plan with its fields of MAY_DIFFER replaced, and the digests of all implementations by name."""
+    """Return what joined runs must share: the plan with the values of MAY_DIFFER, and digests by implementation."""
     digests = {name_of(spec): plan.digests.get(spec) for spec in plan.specs.values()}
     return msgspec.structs.replace(plan, **MAY_DIFFER), digests
 
 
 def _write_one(stored: Results, kind: str, to: Path | None) -> None:
-    """Write one report to the file `to`; without it, print a text, or write a picture into the run's folder."""
+    """Write one report to the file `to`; if `to` is None, print a text, or write a picture into the run's folder."""
     known = plugs("attnbench.reports", "REPORT")
     require_known("format", [kind], known)
     chosen, folder = known[kind], stored.folder

@@ -47,14 +47,14 @@ def scripts(results: Results, folder: Path) -> Iterator[str]:
 
 
 def _worst(record: Record) -> tuple[str, TensorError] | None:
-    """Return the first wrong or imprecise tensor, after the name of its probe; outputs come before gradients."""
+    """Return (probe, tensor) for the first wrong or imprecise tensor; None if there is none, or the check passed."""
     if record.agreement is None or record.agreement.grade is CheckVerdict.right:
         return None
     return next(((probe, each) for probe, each in record.agreement.tensors() if not each.agrees), None)
 
 
 def run_module(module: str, arguments: Sequence[str], timeout_s: float, request: object = None) -> tuple[Status, str]:
-    """Run a module of attnbench in a new process, with `request` as JSON for its input; return a status and a line.
+    """Run a module of attnbench in a new process, with `request` as JSON on its input; return (status, line).
 
     The line is the last one of standard output or, after a failure, of standard error. The status is ok, error, crashed
     (by a signal) or timeout.

@@ -94,10 +94,10 @@ def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
 
 @contextmanager
 def interruptible(hint: str, show: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """On an interruption inside the context, call `show`, print the hint, and exit.
+    """If the user interrupts the code inside the context, call `show`, print the hint, and exit.
 
     Raises:
-        typer.Exit: the user interrupted it.
+        typer.Exit: the user interrupted the code.
     """
     try:
         yield
@@ -122,14 +122,14 @@ def how_to_resume(plan: Plan, folder: Path) -> str:
 
 
 def note_untried(names: Iterable[str]) -> None:
-    """For devices on which attnbench has never been tried, print a note on what should work there."""
+    """Print a note on each device on which attnbench has never been tried: what should work there."""
     for name in sorted({*names}):
         if words := device(name).untried:
             typer.echo(f"{name}: untried. {words}.", err=True)
 
 
 def print_note(text: str) -> None:
-    """Print a note on standard error that is neither an answer nor a warning."""
+    """Print a note, which is neither an answer nor a warning, on standard error; nothing with --quiet."""
     if not OUTPUT.is_quiet:
         typer.echo(text, err=True)
 
@@ -178,7 +178,7 @@ def described(progress: Progress) -> str:
 def to_resume(
     selected: SelectionOptions, resume: str, results: Path, command: str, again: Collection[str] = ()
 ) -> tuple[Path, Plan]:
-    """Return folder and plan of the run that `command` continues; the options in `again` are allowed with --resume.
+    """Return the folder and the plan of the run that `command` continues; `again` lists options allowed with --resume.
 
     Raises:
         ValueError: there is no such run, or it cannot be continued this way: the message says how.
@@ -198,7 +198,7 @@ def to_resume(
 
 
 def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: str = "") -> None:
-    """Check that every file among the specs of a stored plan was named again, or is below a named folder.
+    """Check that the user named every file among the specs of a stored plan again, or that it is below `root`.
 
     Raises:
         ValueError: a file was not named; the message says what to type.
@@ -218,7 +218,7 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
 
 
 def write_reports(results: Results, to: Path | None = None) -> bool:
-    """Write the usual reports into the folder `to`, by default the run's; return whether any failed.
+    """Write the reports with `is_usual` into the folder `to`, by default the run's; return whether any report failed.
 
     The failure of one report is printed, and does not affect the others.
 

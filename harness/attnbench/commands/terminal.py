@@ -37,7 +37,7 @@ def say(text: str, style: str = "", console: Console | None = None) -> None:
 def print_results(results: Results) -> None:
     """Print the closing screen of a run; with --quiet only warnings and the answer, with --verbose also every cell.
 
-    With two sides, the cells with different results on the sides follow.
+    With two sides, a list of the cells whose results differ between the sides follows the screen.
     """
     if OUTPUT.is_quiet:
         print_troubles(results)
@@ -71,7 +71,7 @@ def print_cells(results: Results) -> None:
 
 
 def print_troubles(results: Results) -> None:
-    """Print the warnings that precede all verdicts, in yellow, or in reverse yellow if they make times doubtful."""
+    """Print the warnings about the whole run in yellow; warnings that make times doubtful are in reverse video."""
     for line in summary.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 

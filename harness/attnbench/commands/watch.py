@@ -23,8 +23,8 @@ Stamps = dict[Path, tuple[int, int]]
 def watch(named: Iterable[str], check: Callable[[], Conclusion | ExitCode], templates: Iterable[Template]) -> NoReturn:
     """Call `check` now and after each save of a named file, or of a module in its folder that it imports.
 
-    Before each new check, the judges of `templates` forget the earlier code. If a check raises ValueError or OSError,
-    as for a file with a syntax error, the message is printed, and the next save is awaited.
+    Before each new check, the templates forget results of the old code. If a check raises ValueError or OSError, as for
+    a file with a syntax error, print the message, and wait for the next save.
 
     Raises:
         ValueError: no named implementation is in a file.
@@ -45,7 +45,7 @@ def watch(named: Iterable[str], check: Callable[[], Conclusion | ExitCode], temp
 
 
 def _print_check(check: Callable[[], Conclusion | ExitCode]) -> None:
-    """Make one check, and print its conclusion or its error.
+    """Call `check` once, and print the conclusion that it returns or the error that it raises.
 
     Raises:
         KeyboardInterrupt: the check was interrupted.
@@ -61,7 +61,7 @@ def _print_check(check: Callable[[], Conclusion | ExitCode]) -> None:
 
 
 def sources(names: Iterable[str]) -> list[Path]:
-    """Return the files of these names, and modules and packages in their folders that they import, directly or not."""
+    """Return the files of the named specs, and all modules in the same folders that they import, directly or not."""
     found: dict[Path, None] = {}
     due = [path for path in map(plugins.file_of, names) if path is not None]
     while due:
@@ -87,7 +87,7 @@ def stamps(files: Iterable[Path]) -> Stamps:
 
 
 def wait_for_save(files: Iterable[Path], seen: Stamps) -> Path:
-    """Wait until a file differs from its stamp in `seen`, and no file changes any more; return the changed file."""
+    """Wait until a file differs from its stamp in `seen` and all files stop changing; return a changed file."""
     files, before = list(files), seen
     while True:
         now = stamps(files)

@@ -95,7 +95,7 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _differs(workload: Workload, axis: str, value: float | str) -> bool:
-    """Return whether setting `axis` to `value` changes the workload; also true if the workload cannot have it."""
+    """Return whether setting `axis` to `value` changes the workload; also true if the workload cannot have `value`."""
     try:
         return workload.with_axes({axis: value}) != workload
     except ValueError:
@@ -113,7 +113,7 @@ def _reason_against(
     takes_batches: str,
     workload: Workload,
 ) -> str | None:
-    """Return why an implementation cannot run a workload, by its built-in axes or its own `unsupported`, or None.
+    """Return why an implementation's built-in axes or its own `unsupported` exclude a workload, or None.
 
     A function of query, key and value can run a batch of requests if it can run each distinct request on its own.
     """
@@ -154,7 +154,7 @@ class Implementation:
     has_cache: bool = False  # its module caches keys and values; if `mask.chunks` is set, it gets a sequence in parts
     is_approximate: bool = False  # an approximation: its error is reported, and only `most_error` limits it
     takes_batches: str = ""  # how it gets a batch of requests: "pages", "gathered" before its call, or "" for never
-    most_error: float = 0.0  # limit for the output of an approximation, relative to its largest value; 0: no limit
+    most_error: float = 0.0  # limit for an approximation's error, relative to the output's largest value; 0: no limit
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:
@@ -174,7 +174,7 @@ def only_on(kind: str, workload: Workload, what: str) -> str | None:
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
-    """Return why `module` cannot be imported, or None; `distribution` is the name for pip, if that is another one.
+    """Return why `module` cannot be imported, or None; `distribution` is the name for pip, if it differs.
 
     Nothing is imported. So a package that is installed but broken is an error only for workloads that need it.
     """
@@ -193,7 +193,7 @@ class NotOneGraphError(Exception):
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` in a form that compiles at its first call, and for new sizes, strides, dtypes and grad modes.
+    """Return `function` compiled at its first call, and again for new sizes, strides, dtypes or grad modes.
 
     Each compilation is one whole graph at fixed sizes, or an error: nothing silently runs eagerly. After
     `recompile_limit` compilations PyTorch would run the function eagerly with only a warning. So this function raises

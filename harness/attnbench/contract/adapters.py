@@ -199,7 +199,7 @@ class ModuleAdapter:
         return declared.reason_against(workload, self.takes) or self._misfit(workload)
 
     def _misfit(self, workload: Workload) -> str | None:
-        """Return why the module's parameters do not fit the workload, or None."""
+        """Return why the parameters do not fit the workload; None if they fit, or if `build` raises the error."""
         followed = following(workload.axes()).items()
         differing = [axis for axis, value in followed if axis != "kv_len" and getattr(workload, axis) != value]
         reason = f"its parameters are made for {', '.join(f'{axis} = {FOLLOWS[axis]}' for axis in differing)} alone"
@@ -217,9 +217,9 @@ class ModuleAdapter:
         return None if biases == workload.biased else f"bias={bias} is built in: add --set bias={bias}"
 
     def biases(self, workload: Workload) -> frozenset[str] | None:
-        """Return the projections with a bias in a module of the workload's sizes; None if the layout does not fit it.
+        """Return the projections that have a bias at the workload's sizes; None if the layout does not fit the module.
 
-        If the layout fits with several sets of biases, that of the workload comes first.
+        If the layout fits with several sets of biases, the workload's own set is preferred.
 
         Raises:
             ValueError: some weights reach no parameter by differentiable steps.
@@ -233,8 +233,8 @@ class ModuleAdapter:
     def _fitting(self, sizes: Sizes, wanted: frozenset[str]) -> frozenset[str] | None:
         """Return the first set of biases, beginning with `wanted`, for which the layout fits the module, or None.
 
-        A layout fits if its entries and the module's parameters, without constants, have the same names and shapes,
-        and if each weight and bias reaches an entry.
+        A layout fits if its entries have the names and shapes of the module's parameters, apart from constants
+        (`extra`), and if each weight and bias is part of an entry.
         """
         shapes = shapes_of(self.module(sizes))
         for parts in (wanted, *SETS_OF_BIASES):
@@ -256,7 +256,7 @@ class ModuleAdapter:
 
     @torch.enable_grad()
     def _reaches_all(self, weights: Weights) -> bool:
-        """Return whether autograd traces an entry of the layout's state dict back to each of these blank weights.
+        """Return whether autograd traces entries of the layout's state dict back to all weights that the layout packs.
 
         Raises:
             ValueError: the weights of query, key or value reach no entry by differentiable steps.
@@ -387,8 +387,8 @@ class Adapted(nn.Module):
         """Return the module's output for x (B, T, D) and context (B, S, D), minus x if `residual` is declared.
 
         Buffers that lose digits in half precision, such as a rotary embedding's frequencies, keep their dtype, as in a
-        model that was loaded in half precision. If the module then fails or returns another dtype than that of x, they
-        are converted, too.
+        model that was loaded in half precision. If the module then fails, or its output does not have the dtype of x,
+        these buffers are converted, too.
         """
         if self.may_be_wide:
             self.may_be_wide = False
@@ -405,7 +405,7 @@ class Adapted(nn.Module):
         return self._answer(self.module, x, context, mask)
 
     def _with_cache(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
-        """Call a copy of the module with an empty cache; with `mask.chunks`, once for each chunk, and join the outputs.
+        """Call a copy of the module with an empty cache: once, or once for each of `mask.chunks`, joining the outputs.
 
         Raises:
             NotImplementedError: the declared `call` empties the cache, so that it cannot continue a sequence.

@@ -149,7 +149,7 @@ class BoundMask:
         return self._form(("added", axes, dtype), lambda: self._arranged(self.added(dtype), axes))
 
     def _arranged(self, dense: Tensor | None, axes: str) -> Tensor | None:
-        """Expand a form (1 or B, 1 or H, 1 or T, S) to its full size, with `axes` in their order; None for None."""
+        """Expand `dense` (1 or B, 1 or H, 1 or T, S) to full size, and order its axes as in `axes`; None for None."""
         letters = axes.replace("n", "bh")
         if sorted(letters) != sorted({*letters} & {*AXES}):
             raise ValueError(f"{axes!r} is not allowed: axes of a mask are b, h, t and s, or n for b and h, once each")
@@ -167,7 +167,7 @@ class BoundMask:
 
     @property
     def empty(self) -> Tensor | None:
-        """Boolean mask (B, 1, T, 1), True for queries that see no key, whose output is 0; None if there are none."""
+        """Boolean mask (B, 1, T, 1), True for queries that see no key, whose output is 0; None if all see a key."""
 
         def make() -> Tensor | None:
             if self.hidden is None or not self.rule.has_empty_rows(*self.sizes):

@@ -72,7 +72,7 @@ class Declared:
 
     @property
     def most_error(self) -> float:
-        """The limit for the output of an approximation, relative to its largest value; 0 if none is declared."""
+        """The limit for an approximation's error, relative to the output's largest value; 0 if none is declared."""
         return 0.0 if isinstance(self.approximate, bool) else self.approximate
 
     @property
@@ -122,13 +122,13 @@ def _written(mask: str) -> str:
 
 
 def check_callable(what: str, function: object) -> None:
-    """Raise ValueError unless `function`, the argument `what` of adapt, is None or a function and not a module."""
+    """Raise ValueError unless `function`, the argument `what` of adapt, is None or a callable other than a module."""
     if function is not None and (isinstance(function, nn.Module) or not callable(function)):
         raise ValueError(f"adapt is given {kind(function)} for {what}: give a function, as docs/adapters.md shows")
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
-    """Return whether a function uses its parameter at this index; true if that is in *args or cannot be determined."""
+    """Return whether a function uses its parameter at this index; true if *args covers it, or if this is unknown."""
     if not inspect.isfunction(function):
         return True
     names = function.__code__.co_varnames[: function.__code__.co_argcount]

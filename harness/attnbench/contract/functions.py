@@ -3,7 +3,7 @@
     def mine(query, key, value, *, mask=None, scale=None): ...
 
 The harness passes query (B, H, T, K), key and value by position. It passes an argument in KEYWORDS by name if the
-function has a parameter of that name or of one of its ALIASES. docs/adapters.md has a table of these arguments, without
+function has a parameter of that name or of one of its ALIASES. docs/adapters.md has a table of these arguments, except
 two: `world_size` is the number of ranks that compute the call together (attnbench/ranks), and `bound_mask` is the
 BoundMask, for kernels that compile its rule. With `Declared.has_sdpa_mask`, `mask` is boolean or additive, as in
 scaled_dot_product_attention, and the harness adds sinks to it. Shapes: see contract/__init__.py.
@@ -36,7 +36,7 @@ CAUSAL: dict[str, type[Mask]] = {"is_causal": Causal, f"is_causal{END}": CausalB
 
 
 def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001, PLR0913, PLR0917, FBT002
-    """Give the signature of torch's function, which has none to inspect because it is not written in Python."""
+    """Stand in for torch's SDPA when its signature is read: `inspect` cannot read the signature of a C++ function."""
     raise AssertionError
 
 
@@ -45,8 +45,8 @@ class Signature:
     """A function of query, key and value; `names` maps the KEYWORDS that it takes to its own parameter names.
 
     `spec` is its name in messages. `omitted` are its parameters for scale and window that have a default. The harness
-    leaves them out of a call where the scale is 1 / sqrt(K), or the window has no limit. It clears `omitted`, and so
-    passes them in every call, once a call without them has failed.
+    leaves out the scale if it is 1 / sqrt(K), and the window if it has no limit. If a call fails without them, the
+    harness clears `omitted`, so that every later call passes both.
     """
 
     function: Callable[..., Tensor]
@@ -102,8 +102,8 @@ class Signature:
     def arguments(self, mask: BoundMask, query: Tensor, key: Tensor) -> tuple[dict[str, Any], Tensor | None]:
         """Return a call's arguments by the function's own names, and a mask (B, 1, T, 1) of queries that get output 0.
 
-        The mask is None if every query sees a key, or if the function itself gives 0 to the others. SDPA takes no mask
-        together with `is_causal`, so a function with an SDPA mask gets `is_causal` only without biases and sinks.
+        The mask is None if every query sees a key, or if the function itself gives 0 to a query that sees none. SDPA
+        takes `is_causal` only without a mask, so a function with an SDPA mask gets it only without biases and sinks.
         """
         names, rule, sizes = self.names, mask.rule, mask.sizes
         has_numbers = any(part.is_additive for part in rule.changes)
@@ -133,7 +133,7 @@ class Signature:
 
 
 class ByFunction:
-    """A mixin that computes scope `attention` by a function, and does all other work outside of its call."""
+    """A mixin that computes scope `attention` with a function, and does all other work outside the function's call."""
 
     signature: Signature
     dropout: float
@@ -159,7 +159,7 @@ class ByFunction:
         return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=is_tokens_first)
 
     def caller(self, mask: BoundMask) -> Callable[..., Tensor]:
-        """Return the function to call with prepared arguments; if a `call` is declared, that calls the function."""
+        """Return the function to call with prepared arguments, wrapped in the declared `call` if there is one."""
         function, call = self.signature.function, self.signature.declared.call
         return function if call is None else lambda *tensors: call(function, *tensors, mask)
 
@@ -211,7 +211,7 @@ class ByFunction:
 
 
 class FunctionAttention(ByFunction, Attention):
-    """An `Attention` that attends by a function, with the harness's own projections."""
+    """An `Attention` whose `attend` calls a function; the projections are those of `Attention`."""
 
 
 def from_function(
@@ -220,7 +220,7 @@ def from_function(
     """Create the implementation of a function of query, key, value and some of KEYWORDS, or of a paged cache.
 
     `spec` is the function's name in messages. `layout`, one of TENSOR_LAYOUTS, is the order of the axes of its tensors.
-    If a `call` is declared, only that calls the function, whose signature is then not checked.
+    If a `call` is declared, only this `call` calls the function, and the function's signature is not checked.
 
     Raises:
         ValueError: the signature cannot be read, or needs an argument that the harness does not pass.

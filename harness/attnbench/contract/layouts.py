@@ -59,7 +59,7 @@ class Weights:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
-        """Return weights with `change` applied to each tensor of these."""
+        """Return new weights, with `change` applied to each tensor."""
         return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def biased(self, parts: Collection[str]) -> "Weights":

@@ -109,11 +109,11 @@ def from_module(module: ModuleType, name: str) -> Implementation:
 
 
 class BothScopes(ByFunction, Adapted):
-    """A module that computes scope `module` by a file's MODULE, and scope `attention` by its function."""
+    """A module that computes scope `module` with a file's MODULE, and scope `attention` with the file's function."""
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
-    """Return `function` with its file's MODULE, instead of the harness's projections, for scope `module`."""
+    """Return `function` with MODULE from the file `module` for scope `module`, not the harness's projections."""
 
     def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
         return module(x, mask=mask.added(x.dtype) if mask.rule.changes_scores else mask.visible, scale=mask.scale)
@@ -173,7 +173,7 @@ def compiled(plain: Implementation) -> Implementation:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` in compiled form; the first call of the result also calls it eagerly before."""
+    """Return `function` in compiled form; the first call of the result calls `function` once eagerly before it."""
     run, calls = compile_whole(function), list[object]()
 
     def call(*by_position: Any, **by_name: Any) -> Any:  # noqa: ANN401 - functions and modules differ

@@ -47,7 +47,7 @@ class Prepared:
 class Bound:
     """A function's call with its arguments prepared: `call` has no arguments and only calls the function.
 
-    Tensors that `prepare` creates, such as repeated heads, are leaves of the autograd graph, where a backward ends.
+    Tensors that `prepare` creates, such as repeated heads, are leaves of the graph, where a backward pass ends.
     If `is_plain`, `prepare` creates no tensors and the function's output is final; otherwise `finish` converts the
     output. `leaves` are the tensors that require gradients: query, key and value, then those passed by name.
     """
@@ -79,7 +79,7 @@ class Bound:
     def gradients(self, made: Sequence[Tensor | None], inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
         """Return the gradients of `inputs` from the gradients `made` of the leaves; None for an input without one.
 
-        A gradient of a leaf that `prepare` created is propagated to the inputs that it was created from.
+        If `prepare` created a leaf from inputs, the leaf's gradient is propagated to these inputs.
         """
         with torch.enable_grad():
             prepared = [each for each in self.prepare().arguments if isinstance(each, Tensor) and each.requires_grad]

@@ -191,7 +191,7 @@ def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
 
 
 class PagedAttention(Attention):
-    """An `Attention` that attends by a function of pages; the pool is filled outside of the function's call."""
+    """An `Attention` whose `attend` calls a function of pages; the pool is filled outside of the function's call."""
 
     signature: PageSignature
 
@@ -202,7 +202,7 @@ class PagedAttention(Attention):
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
         """Prepare the function's arguments from query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V).
 
-        As in a service, a tensor is written into the memory of the last call's tensor if that has the same form.
+        As in a service, a tensor reuses the memory of an earlier call's tensor of the same name, dtype and layout.
         """
         passed = self.signature.arguments(query, key, value, mask)
         return Prepared(
@@ -210,7 +210,7 @@ class PagedAttention(Attention):
         )
 
     def _written(self, name: str, value: Any) -> Any:  # noqa: ANN401 - any argument
-        """Copy a tensor to the memory of the first one with its name, dtype, shape and strides; return others as is."""
+        """Copy a tensor into the first tensor of its name, dtype, shape and strides; return other values unchanged."""
         if not isinstance(value, Tensor):
             return value
         kept = self._memory.setdefault((name, value.dtype, value.shape, value.stride()), value)

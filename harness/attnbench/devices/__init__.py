@@ -175,14 +175,14 @@ class Device(Protocol):
         """Empty the caches by writing twice the bytes of the largest one."""
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
-        """Return a function with a small, fixed amount of work, which takes longer while others use the device.
+        """Return a function that does a small, fixed task, which takes longer while other processes use the device.
 
-        On the host it uses as many threads as the workload, because another process that does not delay a single thread
-        may delay two threads that wait for each other. statistics/interference.py uses it.
+        On the host, the task uses `num_threads` threads, as the workload does, because a process that does not delay
+        one thread may delay two threads that wait for each other. statistics/interference.py calls the function.
         """
 
     def loads(self, dtype: str) -> list[Load]:
-        """Return matrix products and copies that show the highest rates for a dtype, the smallest of a kind first."""
+        """Return matrix products and copies to measure the device's highest rates, each kind from small to large."""
 
     def outside_bytes(self) -> int:
         """Return the bytes of device memory in use outside of torch's caching allocator; 0 if they cannot be read."""

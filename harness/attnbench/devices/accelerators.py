@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the description of a device needs no torch
 
 
 class Accelerator(Device):
-    """The device NAME:N, or with NAME the current device of a kind. Its clock reads events of the current stream."""
+    """The device NAME:N, or NAME for the current device of that kind. Its clock reads events of the current stream."""
 
     is_host = False
     can_spin = False  # there is `spin(cycles)`, a kernel that keeps the device busy while calls are queued
@@ -46,7 +46,7 @@ class Accelerator(Device):
         return self.module.Event(enable_timing=True)
 
     def missing(self) -> str | None:
-        """Return why the device is missing: there is no driver, or there are too few devices; None if it is here."""
+        """Return a message if the device is missing, since there is no driver or too few devices; otherwise None."""
         import torch
 
         index = torch.device(self.name).index or 0
@@ -88,7 +88,7 @@ class Accelerator(Device):
 
     @staticmethod
     def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
-        """Return the memory of a call from the `counts` before and after it; `before` may be empty at first."""
+        """Return the memory of a call from the `counts` before and after it; `before` lacks counts at first use."""
         inputs = before.get("allocated_bytes.all.current", 0)
         return Footprint(
             peak_bytes=after["allocated_bytes.all.peak"] - inputs,
@@ -104,7 +104,7 @@ class Accelerator(Device):
         return written, torch.zeros(size // 4, dtype=torch.int32, device=self.name)
 
     def flush(self) -> object:
-        """Write twice the size of the largest cache, then read as much, so that the caches hold no modified data."""
+        """Write twice the bytes of the largest cache, then read as many, so that the caches hold no modified data."""
         written, read = self._beyond_caches
         written.add_(1)
         return read.sum()

@@ -35,7 +35,7 @@ RESERVE_BYTES = 2**27
 half of it. They are for pages that the worker shares with its template process until it writes to them, and for files
 of tensors, which the limit does not count."""
 SHARE_OF_PROBE = 2**16
-"""Numbers that an interference probe copies in each of several threads; torch gives a thread at least half as many."""
+"""Numbers that each thread of a parallel interference probe copies; torch gives a thread at least half as many."""
 NUM_GROUPS = 64  # a sample's calls are timed in at most this many groups, so that a short interruption affects only one
 WIDER = {"bfloat16": "float32", "float16": "float32"}
 """By half-precision dtype, a wider dtype that is faster if the processor has no instructions for half precision."""

@@ -77,7 +77,7 @@ class Cuda(Accelerator):
         return DRIVER.exists() or AMD_DRIVER.exists()
 
     def missing(self) -> str | None:
-        """Return why the device is missing: no driver, too few devices, or a refusal of this process; else None."""
+        """Return why the device is missing: no driver, too few devices, or the driver refused this process; or None."""
         return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
 
     def select(self) -> None:
@@ -141,7 +141,7 @@ class Cuda(Accelerator):
         return False
 
     def apply_first_use_changes(self) -> None:
-        """Let SDPA choose a kernel: at its first choice on a Hopper GPU, torch puts cuDNN first for the process.
+        """Make SDPA choose a kernel: at the first choice on a Hopper GPU, torch puts cuDNN first for the process.
 
         Source: https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
         priority_order.
@@ -166,7 +166,7 @@ class Cuda(Accelerator):
         return self.module.graph_pool_handle()
 
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-        """Record the call that `make` creates as a graph; `make`, the call and autograd run on a stream of their own.
+        """Record the call that `make` creates as a graph; `make`, the call and autograd run on one separate stream.
 
         A result is valid until another graph is replayed, because graphs share their memory. The call is kept alive,
         because a backward pass reads tensors that its forward pass saved, at the same addresses in each replay.
@@ -207,7 +207,7 @@ class Cuda(Accelerator):
         return None if found == DeviceState() else found
 
     def energy_j(self) -> float | None:
-        """Read NVML's counter, which GPUs since Volta have."""
+        """Return the joules on NVML's counter, which GPUs have since Volta; None without a counter."""
         return nvml.energy_j(*self._driver)
 
     def cache_bytes(self) -> int:

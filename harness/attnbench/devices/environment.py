@@ -28,8 +28,8 @@ SETTINGS = (
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
 )
-"""Environment variables that affect the speed of attention, recorded if they are set, as are `settings` in a device's
-Facts. NAME* is a prefix."""
+"""Environment variables that affect the speed of attention. A run records those that are set, and those in the
+`settings` of a device's Facts. NAME* stands for all names that begin with NAME."""
 
 
 def usable_cores() -> int:

@@ -53,10 +53,10 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
 def measure_loads(
     loads: Sequence[Load], clock: Clock, limit_s: float, on_turn: Callable[[], object] = lambda: None
 ) -> tuple[CeilingSample, ...]:
-    """Measure rounds of all loads that are quick enough, warmed up and in random order, for about `limit_s` seconds.
+    """Measure loads in rounds, each round in random order, for about `limit_s` seconds; skip loads above SLOW_S.
 
     There are at least FEWEST_ROUNDS rounds, so that no ceiling depends on one lucky or unlucky moment, and at most
-    MOST_ROUNDS. Within a kind and dtype, `loads` are in order of size. `on_turn` is called before each sample.
+    MOST_ROUNDS. `loads` of one kind and dtype must be sorted by size. `on_turn` is called before each sample.
     """
     start_s, draws = clock.now(), random.Random(0)
     ready: list[Load] = []

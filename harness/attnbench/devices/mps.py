@@ -35,7 +35,7 @@ class Mps(Accelerator):
         return (platform.system(), platform.machine()) == ("Darwin", "arm64")
 
     def facts(self) -> Facts:
-        """Return the chip's name, and the variables that affect its speed."""
+        """Return the chip's name, and the names of environment variables that affect its speed."""
         chip = "" if self.missing() else f"{processor()}, Metal"
         return Facts(accelerator=chip, settings=("PYTORCH_MPS_*", "PYTORCH_ENABLE_MPS_FALLBACK"))
 

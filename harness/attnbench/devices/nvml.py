@@ -27,7 +27,7 @@ SLOWING = sum(CLOCK_EVENTS)  # all bits of CLOCK_EVENTS
 
 
 def find(uuid: object) -> tuple[Any, Any]:
-    """Return the module pynvml, and the handle of the GPU or MIG instance with this UUID; either may be None."""
+    """Return the module pynvml, and the handle of the GPU or MIG instance with this UUID; None for one not found."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()

@@ -1,8 +1,8 @@
-"""The clock of a device with queues: it queues the calls behind a block, and measures their time on the device.
+"""The clock of a device with queues: it queues the calls behind a spin, and measures their time on the device.
 
-The block is a spinning kernel, which must run until all calls are queued. If the event right behind it has already
-happened by then, the calls are timed again behind a longer spin. A spin always ends, so nothing can hang. nvbench uses
-a kernel that waits for a flag in host memory, which torch does not offer.
+A spin is a kernel that only keeps the device busy. It must last until all calls are queued; if the event right after
+the spin happens earlier, the calls are timed again behind a longer spin. A spin always ends, so nothing can hang.
+Instead of a spin, nvbench uses a kernel that waits for a flag in host memory; torch does not offer such a kernel.
 
 Source: https://github.com/NVIDIA/nvbench (a blocking kernel, cold measurements, a flush outside of the timed span).
 """
@@ -22,14 +22,14 @@ from attnbench.devices import Clock, Reading
 from attnbench.storage.records import Flag
 
 HOST_NEAR = 5
-"""A call is nearly host-bound if its device time is below HOST_NEAR times the time in which the host issues it, and
-host-bound if it is below that time itself."""
+"""A call is host-bound if its device time is below the time in which the host issues it, and nearly host-bound if its
+device time is below HOST_NEAR times that time."""
 HEADROOM, LEAST_SPIN_S, LONGEST_SPIN_S, GROWTH = 1.5, 100e-6, 0.1, 4
 """The first spin lasts HEADROOM times the expected time of the launches, plus LEAST_SPIN_S; each further spin is at
 least GROWTH times as long as the last, up to LONGEST_SPIN_S."""
 FIRST_ISSUE_S = 50e-6  # initial guess of the host's seconds to issue a call
 MOST_QUEUED = 256
-"""Most calls behind one block: a launch queue has room for about 1024 kernels, and a call has several. If the queue is
+"""Most calls behind one spin: a launch queue has room for about 1024 kernels, and a call has several. If the queue is
 full, fewer calls are tried."""
 CONFIRMED = 2
 """Number of longer spins in a row that must delay the host before a call counts as waiting for the device. `inspect`
@@ -41,8 +41,8 @@ longer to report an idle device after long calls (on an H200, in calls over 8,19
 NUM_READINGS = 9  # readings of each constant: the cycles per second, the cost of two events and the usual delay
 CALIBRATING_CYCLES = 2_000_000  # length of the spin that measures the cycles per second
 PRIMER_S = 30e-6
-"""Seconds of a first spin before the block. The device is then busy at the event between the two, so that the time of
-the block shows the frequency of the device's clock."""
+"""Seconds of a short spin before the main spin. The device is then busy at the event between the two, so that the time
+of the main spin shows the frequency of the device's clock."""
 
 
 @dataclass(kw_only=True)
@@ -50,17 +50,17 @@ class Known:
     """Facts about a call from earlier timings."""
 
     issue_s: float = FIRST_ISSUE_S  # seconds in which the host issues one call
-    most: int = MOST_QUEUED  # calls that fit behind one block
+    most: int = MOST_QUEUED  # calls that fit behind one spin
     waits: bool = False  # the host waits for the device inside the call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Times of some calls behind one block."""
+    """Times of some calls that were queued behind one spin."""
 
     device_s: float  # time from the start of the first call to the end of the last on the current stream
     issue_s: float  # time that the host took to issue all calls
-    is_hidden: bool  # the block outlasted the launches
+    is_hidden: bool  # the spin outlasted the launches
     left_s: float  # time from the end of the work on the current stream to the end on all streams
 
 
@@ -77,11 +77,11 @@ class QueuedClock(Clock):
         # 0.5 us: documented for CUDA events; 1 us: assumed for other devices
         self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6
         self._known: WeakKeyDictionary[Callable[[], object], Known] = WeakKeyDictionary()
-        self._cycles, self._spun_s = 0, 0.0  # cycles and seconds of blocks since the last `clock_hz`
+        self._cycles, self._spun_s = 0, 0.0  # cycles and seconds of spins since the last `clock_hz`
 
     @cached_property
     def cycles_per_s(self) -> float:
-        """The device's clock while it spins, in cycles per second."""
+        """Frequency of the device's clock during a spin, in cycles per second."""
         return CALIBRATING_CYCLES / self._between_s(inside=CALIBRATING_CYCLES)
 
     @cached_property
@@ -90,7 +90,7 @@ class QueuedClock(Clock):
         return self._between_s(before=int(LEAST_SPIN_S * self.cycles_per_s)) if self.runtime.can_spin else 0.0
 
     def _between_s(self, *, before: int = 0, inside: int = 0) -> float:
-        """Return the median seconds between two events, with a spin of `before` cycles first and `inside` between."""
+        """Return median seconds between two events, with spins of `before` cycles first and `inside` between them."""
         taken: list[float] = []
         for _ in range(NUM_READINGS):
             start, end = self.runtime.event(), self.runtime.event()
@@ -105,17 +105,17 @@ class QueuedClock(Clock):
         return median(taken)
 
     def clock_hz(self) -> float:
-        """Return the frequency of the device's clock in the blocks since this was last called; 0 without blocks.
+        """Return the device's clock frequency during the spins since the last `clock_hz`; 0 if there were none.
 
-        A spin lasts a fixed number of cycles, so the time between two events shows the frequency while the device
-        works. A frequency from the driver may be that of an idle device.
+        A spin lasts a fixed number of cycles, so the time between the events before and after it shows the frequency
+        of a busy device. A frequency from the driver may be that of an idle device.
         """
         cycles, spun_s = self._cycles, self._spun_s
         self._cycles, self._spun_s = 0, 0.0
         return cycles / spun_s if spun_s > 0 else 0.0
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time the calls on device and host. With `flush`, each call has empty caches and a block of its own."""
+        """Time the calls on device and host. With `flush`, each call has empty caches and a spin of its own."""
         known = self._known_of(call)
         device_s = issue_s = 0.0
         flags, left = Flag(0), num_calls
@@ -169,7 +169,7 @@ class QueuedClock(Clock):
     def _hidden(
         self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, known: Known
     ) -> Span | None:
-        """Time the calls behind a block that outlasts the launches, if possible; None if fewer calls must be tried."""
+        """Time the calls behind a spin that outlasts the launches, if possible; None if fewer calls must be tried."""
         if not self.runtime.can_spin:
             span = self._span(call, number, flush, 0.0)
             return replace(span, is_hidden=span.device_s >= HOST_NEAR * span.issue_s)
@@ -186,7 +186,7 @@ class QueuedClock(Clock):
             is_kept = not again.is_hidden and again.issue_s - span.issue_s > (longer_s - spin_s) / 2
             num_waits = num_waits + 1 if is_kept else 0
             span, spin_s = again, longer_s
-            if num_waits == CONFIRMED:  # the host waits for the block: the queue is full, or the call synchronises
+            if num_waits == CONFIRMED:  # the host waits for the spin: the queue is full, or the call synchronises
                 known.waits = number == 1
                 break
         if span.is_hidden:

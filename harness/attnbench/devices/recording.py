@@ -74,8 +74,8 @@ class Recording:
     def operators(self) -> tuple[Operator, ...]:
         """Sum up the calls of each operator; sort the operators by self time, the longest first.
 
-        If the call launched kernels, an operator's time is that of its kernels. A kernel that an extension or Triton
-        launched, and no operator, is listed under its own name.
+        If the call launched kernels, an operator's time is that of its kernels. A kernel that no operator launched, as
+        from an extension or Triton, is listed under its own name.
         """
         num_calls, self_ns = Counter[str](), Counter[str]()  # without the time of nested operators
         running: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)  # ends and names of operators, by thread

@@ -3,9 +3,9 @@
 Each word becomes a random vector, drawn from the seed and the word, so it is the same in every sentence. No position is
 added, so that a word has the same query, key and value at every position.
 
-Only steps that are visible from outside are compared. The inputs of a step are the oracle's results of earlier steps,
-so that a mistake shows in its own step; only the output is that of the whole module. The weights of an implementation
-are its context if the values are unit vectors, because attention is linear in its values. Shapes are as in
+Only steps that are visible from outside are compared. Each step gets its inputs from the oracle, the textbook form, so
+that a mistake shows in the step that makes it; only the output is computed by the whole module. The weights are read
+from the context of a call whose values are unit vectors, because attention is linear in the values. Shapes are as in
 contract/__init__.py, with B=1 and S=T.
 """
 
@@ -46,10 +46,10 @@ LETTERS = {
     "context": "BHTV",
     "output": "BTD",
 }
-"""The axes of each step's result, in order; every walkthrough has B=1 and T=S, the number of words."""
+"""The axes of each step's result, in order. B is 1, and T and S are both the number of words."""
 WORD_LEN = 14  # most characters of a word in a heading
 DEFAULT = "time flies like an arrow"  # the default sentence
-DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}  # axes unless the user sets them
+DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}  # default values of axes
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")  # axes that --set may change
 MOST_WORDS, MOST_HEADS, LARGEST_WIDTH = 24, 8, 1024
 
@@ -70,7 +70,7 @@ class Walkthrough:
 
     @property
     def labels(self) -> list[str]:
-        """The words as headings: each cut to one line of WORD_LEN characters, without control characters."""
+        """The words as headings: each has at most WORD_LEN characters, without control characters."""
         return [sanitize_line(word, limit=WORD_LEN) or "?" for word in self.words]
 
     def sentence(self, limit: int = 0) -> str:
@@ -120,7 +120,7 @@ def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workl
 
 
 def inputs_of(words: Sequence[str], point: Workload) -> Inputs:
-    """Draw tensor x (B=1, T, D) and the canonical weights in float64, with values that are exact in float32, too.
+    """Draw x (B=1, T, D), the mask's operands and the weights: float64 tensors whose values are exact in float32, too.
 
     Each word becomes a vector of standard normal numbers, which depends only on the seed and the word.
     """
@@ -160,7 +160,7 @@ class Comparison:
     largest: float = math.inf  # difference at `place` or, if only the RMS error exceeds its limit, the RMS error
     place: tuple[int, ...] | None = None  # index of the difference that is largest relative to its limit
     agrees: bool = False
-    trouble: str = ""  # why there is nothing to compare; "" if there is
+    trouble: str = ""  # why there is nothing to compare; "" if the results were compared
 
     @property
     def step(self) -> str:
@@ -192,7 +192,7 @@ class Comparison:
 
 
 def compared(tolerance: Tolerance, result: object) -> Comparison:
-    """Compare the result of foreign code, which may be of any type, with the oracle's result."""
+    """Compare `result`, an object of any type that foreign code returned, with the oracle's result in `tolerance`."""
     right, letters = tolerance.expected, LETTERS[tolerance.name]
     blank = Comparison(name=tolerance.name, oracle=right.numpy(), tolerance=tolerance.largest)
     if isinstance(result, _Trouble):
@@ -221,7 +221,7 @@ def compared(tolerance: Tolerance, result: object) -> Comparison:
 class Inspection:
     """The comparisons of an implementation with the oracle on a sentence."""
 
-    spec: str = ""  # as typed
+    spec: str = ""  # as the user entered it
     walk: Walkthrough
     comparisons: tuple[Comparison, ...] = ()
     unseen: str = ""  # why some steps are not visible, or why the workload is unsupported; "" if neither holds
@@ -251,7 +251,7 @@ def inspect_implementation(name: str, sentence: str = DEFAULT, settings: Sequenc
 
 
 def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspection:
-    """Compare an implementation with the oracle on a sentence; a string in its place is why it cannot be loaded."""
+    """Compare an implementation with the oracle; if `implementation` is a str, it is the reason why loading failed."""
     workload, inputs = walk.workload, walk.inputs
     limits, rows, narrow = limits_of(workload, inputs), torch.arange(workload.seq_len), inputs.map(torch.Tensor.float)
     honest = [oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS]  # (B, T, D) each
@@ -288,7 +288,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspecti
 
 
 Limits = Callable[..., Tolerance]
-"""Function of a step's name, its right result, and results of textbook forms in float32; returns a tolerance."""
+"""A function of a step's name, the right result, and the float32 results of textbook forms; it returns a tolerance."""
 
 
 def limits_of(workload: Workload, inputs: Inputs) -> Limits:
@@ -314,7 +314,7 @@ def _projections(module: Attention, limits: Limits, inputs: Inputs, x: Tensor) -
 
 
 def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
-    """Compare the module's weights, then its context; both are computed from the oracle's query, key and value."""
+    """Compare the weights and the context that the module computes from the oracle's query, key and value."""
     inputs, x = walk.inputs, walk.inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
     rows = oracle.row_mask(walk.workload, torch.arange(walk.workload.seq_len), inputs=inputs.tensors)
@@ -340,9 +340,9 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
 
 
 def _try(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
-    """Return the value of `call`, or its error in words after `what`; raise exceptions in `passing` unchanged.
+    """Return the result of `call` or, if it raises an exception, a _Trouble: `what`, followed by the error in words.
 
-    The call records no autograd graph, and its prints go to stderr.
+    Exceptions of the types in `passing` propagate. The call records no autograd graph, and prints to stderr.
     """
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):

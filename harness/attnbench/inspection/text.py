@@ -1,7 +1,7 @@
 """Show an inspection: tables with the words as headings, and a sentence that concludes it.
 
-The terminal shows the comparison with the oracle. The page, one file without scripts, also shows the result of every
-step, with shaded weights.
+The terminal shows the comparison with the oracle. The page, one HTML file without scripts, also shows the result of
+every step, with shaded weights.
 """
 
 import math
@@ -21,7 +21,7 @@ from attnbench.units import MISSING, sanitize_line, text_lines
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
 SMALLEST_PLAIN, LARGEST_PLAIN = 1e-3, 1e5
-"""The numbers of a table have exponents if the largest is below SMALLEST_PLAIN, or not below LARGEST_PLAIN."""
+"""Limits for decimal notation: if the largest number of a table is outside of them, all numbers have exponents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class Table:
 
 
 def formatted(values: Numbers) -> list[list[str]]:
-    """Format numbers (R, C) in one format: three digits for the largest and at most four decimals, or exponents.
+    """Format all numbers (R, C) alike: the largest gets three digits, with at most four decimals, or an exponent.
 
-    An exact 0 is "0".
+    The number 0 becomes "0".
     """
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     form = ".2e"
@@ -68,8 +68,8 @@ def value_table(
 ) -> Table:
     """Format a matrix (T, columns) with a row for each of the words `labels`.
 
-    If `letters`, the axes of the values, end with S, each column is also a word: a key. Then the table is shaded if all
-    values are between 0 and 1, as weights are. `marked` is the row and column of the most important cell.
+    `letters` are the axes of the values. If they end with S, the columns are also words (the keys), and the table is
+    shaded if all values are between 0 and 1. `marked` is the row and column of the most important cell.
     """
     is_of_keys = letters.endswith("S")
     headings = ["query", *labels] if is_of_keys else ["word", *map(str, range(values.shape[1]))]
@@ -89,9 +89,9 @@ def step_tables(walk: Walkthrough, name: str) -> list[Table]:
 
 
 def difference_tables(comparison: Comparison | None, labels: Sequence[str], name: str) -> list[Table]:
-    """Create tables of one result of the implementation `name` and of the oracle, in the head of `comparison.place`.
+    """Create two tables of a step's result: the result of the implementation `name`, and that of the oracle.
 
-    The list is empty if there is nothing to compare.
+    Both show the head of `comparison.place`. The list is empty if there is nothing to compare.
     """
     if comparison is None or comparison.actual is None or comparison.place is None:
         return []

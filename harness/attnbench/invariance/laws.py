@@ -1,12 +1,12 @@
 """Laws of invariance: a query's output is bitwise equal, whatever else the same call computes.
 
-A kernel that splits the keys among its threads by the sizes of the call sums in another order when the sizes change. A
-served model then answers differently under another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
+If a kernel splits the keys among its threads according to the sizes of the call, other sizes change the order of sums.
+A served model then answers differently under another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
 LLM Inference", https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/
 
-The expected output is that of causal attention on one sequence alone, with all queries in one call. For a batch that
-decodes, it is that of decoding each sequence alone. A batch of requests has laws of its own: the expected output is
-that of one call on the whole batch. Letters of shapes are those of the contract; N is the largest batch size.
+The expected output comes from causal attention on one sequence alone, with all queries in one call. For a batch that
+decodes, it comes from decoding each sequence alone. A batch of requests has separate laws: the expected output comes
+from one call on the whole batch. Letters of shapes: see attnbench.contract; N is the largest batch size.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,14 +31,14 @@ PADDED_BY = (1, 17, 64, 300)  # numbers of hidden keys that `padded` appends
 FIRST = slice(0, 1)  # selects the first sequence alone
 EXAMPLE: dict[str, Any] = {"batch": "q20kv90_q1kv4100_2q1kv700_q1kv33_q7", "page_size": 16, "mask": "none"}
 EXAMPLE |= {"rotary": "none", "world_size": 1}
-"""Axes of the batch of requests for functions that read pages, if the user gives none. Kernels split long requests."""
+"""Axes of the default batch of requests for functions that read pages. It has long requests, which kernels split."""
 FEWEST_REQUESTS = 2
 LARGE_PAGES = {"page_size": 256}  # for functions that do not support small pages
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation at a shape: a workload of which H, G, K, V, S, dtype, device, scale and sinks count."""
+    """An implementation at a shape. Only H, G, K, V, S, dtype, device, scale and sinks of `shape` are used."""
 
     implementation: Implementation
     shape: Workload
@@ -46,7 +46,7 @@ class Subject:
 
     @cached_property
     def drawn(self) -> Inputs:
-        """Inputs of N sequences, in the shape's dtype and on its device, with enough keys for the longest padding."""
+        """Inputs of N sequences with S + max(PADDED_BY) keys, in the shape's dtype and on its device."""
         where, dtype = device(self.shape.device).torch_device, TORCH_DTYPES[self.shape.dtype]
         asked = self.at(batch_size=max(BATCHES), seq_len=self.shape.kv_len, mask="causal")
         longest = msgspec.structs.replace(asked, kv_len=self.shape.kv_len + max(PADDED_BY))
@@ -105,7 +105,7 @@ def repeated(subject: Subject) -> Iterator[Comparison]:
 
 
 def batched(subject: Subject) -> Iterator[Comparison]:
-    """Compare calls on more sequences: prefill with all queries, and decoding of the last query."""
+    """Compare calls on several sequences with calls on each alone: for all queries, and for the last query only."""
     length = subject.shape.kv_len
     for batch in BATCHES:
         right = torch.stack(subject.alone[:batch])
@@ -120,7 +120,7 @@ def batched(subject: Subject) -> Iterator[Comparison]:
 
 
 def padded(subject: Subject) -> Iterator[Comparison]:
-    """Compare calls with more keys, which are hidden from every query."""
+    """Compare calls with appended keys, which are hidden from every query, with the call without these keys."""
     for more in PADDED_BY:
         made = subject.whole(kv_len=subject.shape.kv_len + more)
         yield f"{more} hidden keys appended", made, subject.alone[0][None]
@@ -140,7 +140,7 @@ def ragged(subject: Subject) -> Iterator[Comparison]:
 
 
 def in_chunks(subject: Subject) -> Iterator[Comparison]:
-    """Compare calls on the last queries only: chunks of a prefill, down to decoding of one query."""
+    """Compare calls on only the last queries (half of them, 17, 2 and 1) with the call on all queries."""
     length = subject.shape.kv_len
     for number in sorted({length // 2, 17, 2, 1} & set(range(1, length)), reverse=True):
         mask = "causal_bottom_right" if number > 1 else "none"
@@ -151,7 +151,7 @@ def in_chunks(subject: Subject) -> Iterator[Comparison]:
 
 
 def fewer_heads(subject: Subject) -> Iterator[Comparison]:
-    """Compare a call on half of the heads, as in a model that is split over two devices.
+    """Compare a call on half of the heads, as in a model split over two devices, with the call on all heads.
 
     Raises:
         UntriedError: there is one key/value head.
@@ -229,7 +229,7 @@ def requests_repeated(batch: Batch) -> Iterator[Comparison]:
 
 
 def requests_alone(batch: Batch) -> Iterator[Comparison]:
-    """Compare calls on each distinct request alone.
+    """Compare a call on each distinct request alone with the call on the whole batch.
 
     Raises:
         UntriedError: the batch has one request.
@@ -242,7 +242,7 @@ def requests_alone(batch: Batch) -> Iterator[Comparison]:
 
 
 def requests_reordered(batch: Batch) -> Iterator[Comparison]:
-    """Compare calls on the requests in reverse order, and on the first half of them.
+    """Compare calls on the requests in reverse order, and on the first half of them, with the call on the whole batch.
 
     Raises:
         UntriedError: the batch has one request.
@@ -257,7 +257,7 @@ def requests_reordered(batch: Batch) -> Iterator[Comparison]:
 
 
 def pages_moved(batch: Batch) -> Iterator[Comparison]:
-    """Compare a call with the pages at other places of the pool.
+    """Compare a call whose pages lie at other places of the pool with the call on the original pages.
 
     Raises:
         UntriedError: the implementation gets no pages.
@@ -287,9 +287,9 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
 
 
 def example(implementation: Implementation, shape: Workload) -> Workload:
-    """Return the shape or, if the implementation reads pages and the shape has no batch of requests, a batch.
+    """Return the shape or, if it has no batch of requests and the implementation reads pages, the shape with EXAMPLE.
 
-    The batch is EXAMPLE with the heads, widths and dtype of the shape.
+    If the implementation does not support the small pages of EXAMPLE, they are replaced by LARGE_PAGES.
     """
     if implementation.takes_batches != "pages" or shape.requests:
         return shape
@@ -301,7 +301,7 @@ def example(implementation: Implementation, shape: Workload) -> Workload:
 def tried(
     implementation: Implementation, workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Iterator[LawTried]:
-    """Test each law up to its first difference, and yield the result. An exception of the implementation breaks a law.
+    """Test each law until an output differs, and yield its result. An exception of the implementation breaks the law.
 
     `on_step` is called before each comparison.
     """

@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # metrics can be listed without torch
 class Metric:
     """A measured property of a cell, with its unit; smaller is better.
 
-    `measure` reads the metric of a case in a pass of its own after the check; it returns None if nothing can be read.
+    After the check, `measure` reads the metric of a case in a separate pass; it returns None if nothing can be read.
     `measure` itself is None for the latency, which comes from interleaved blocks, and for first calls, which fresh
-    processes time. `fits` says whether a workload has the metric. `note` explains a value in words, or returns "".
-    `is_column` adds the metric to tables.
+    processes time. `fits` returns whether a workload has the metric. `note` explains a value in words, or returns "".
+    If `is_column` is true, tables have a column for the metric.
     """
 
     unit: str

@@ -62,9 +62,9 @@ def outside_s(case: Case) -> float:
 
 
 class Kept(NamedTuple):
-    """Bytes that are still allocated after all results are gone, such as lists of outputs, caches and graphs.
+    """Bytes that calls leave allocated after all results are gone, for example in lists of outputs, caches and graphs.
 
-    First calls may keep masks and tables once. If each call keeps more, memory eventually runs out.
+    The first calls may keep masks and tables once. If each further call keeps more, memory eventually runs out.
     """
 
     once_bytes: float  # of the FIRST calls together, minus `each_bytes` for each of them
@@ -90,7 +90,7 @@ def measure_kept(case: Case) -> Kept:
 
 
 def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], num_calls: int) -> int:
-    """Measure the bytes that `num_calls` calls keep together; each call has other inputs."""
+    """Measure the bytes that `num_calls` calls keep together; the inputs change before each call."""
 
     def repeat() -> None:
         for _ in range(num_calls):

@@ -16,15 +16,15 @@ if TYPE_CHECKING:  # metrics can be listed without torch
     from attnbench.devices import Device
 
 LEAST_S, MOST_S = 3.0, 15.0
-"""Least and most seconds of calls. The driver updates its counter about ten times a second."""
+"""Least and most seconds of the measured calls. The driver updates its counter about ten times a second."""
 QUEUED_S = 0.02  # seconds of calls that are queued before the host waits, so that the device is not idle between calls
 
 
 def measure(case: Case) -> float | None:
     """Measure the joules of one call, the mean over LEAST_S or more seconds of calls; None without a usable counter.
 
-    The interval begins and ends at a change of the counter. The counter is that of the whole device, so the joules
-    include its idle power and the work of others.
+    The measurement begins and ends when the counter changes. The counter covers the whole device, so the joules include
+    idle power and the work of other processes.
     """
     with case.grad_mode():
         return _of_calls(case.call(), case.device)

@@ -1,4 +1,4 @@
-"""Metrics of a call over several ranks, from their reports: bytes sent, time of the slowest rank, and imbalance.
+"""Metrics of a call over several ranks, from the ranks' reports: bytes sent, time of the slowest rank, and imbalance.
 
 Each rank counts and times its own work (ranks/rank.py), from the moment when all ranks are ready until it has its part
 of the result. Distributing the inputs and collecting the output are excluded.
@@ -52,7 +52,7 @@ def slowest_rank(case: Case) -> float:
 
 
 def straggling(case: Case) -> float:
-    """Return the seconds by which the busiest rank computes longer than the idlest, summed over passes of one call."""
+    """Return the busiest rank's computing seconds minus those of the idlest rank, summed over the passes of a call."""
 
     def difference_s(reports: Sequence[Report]) -> float:
         busy_s = [rank.call_s - rank.waited_s for rank in reports]

@@ -29,9 +29,9 @@ from attnbench.workloads.workload import Workload
 
 # names under which the package knows the first textbook form and, by default, a checked implementation
 REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
-NUM_ROUNDINGS = 4.0  # roundings of a number that has passed through several layers: see `Tolerance`
+NUM_ROUNDINGS = 4.0  # assumed number of roundings of a value that has passed through several layers (see Tolerance)
 FREE_SHARE = 0.5  # share of the free memory for the models and their gradients
-MOST_MASKS = 8  # bound masks that a Candidate caches
+MOST_MASKS = 8  # largest number of bound masks that a Candidate caches
 BIAS = "position_bias"  # name of a model's bias among the inputs of a mask
 
 
@@ -59,7 +59,7 @@ class GivenMask(Mask):
         return None
 
     def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """Whether the mask shows `key` to `query` in a batch row, elementwise."""
+        """Return, elementwise, whether `query` sees `key` in the batch row `batch`."""
         return table[batch, query, key]
 
 
@@ -74,7 +74,7 @@ class GivenBias(Mask):
         return (query + key * 0, key + query * 0)
 
     def looked_up(self, tables: Mapping[str, Any], places: tuple[Any, Any, Any], index: Any) -> Any:  # noqa: ANN401
-        """Return the bias of each batch row, head, query and key; a bias of one batch row or head is shared by all."""
+        """Look up the bias of each batch row, head, query and key; a table with one row or head applies to all."""
         table, (row, head, _) = tables[BIAS], places
         return table[row * (table.shape[0] > 1), head * (table.shape[1] > 1), index[0], index[1]]
 
@@ -86,7 +86,7 @@ ASKING = {
     "a position bias": Workload(**PLAIN, mask="relative_buckets"),
     "a softcap": Workload(**PLAIN, mask="softcap(20)"),
 }
-"""For each feature of models, a small workload that needs it; an implementation that supports it has the feature."""
+"""For each feature of models: a small workload that only implementations with this feature support."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Call:
     key: Tensor
     value: Tensor
     mask: Tensor | None  # boolean (B, 1, T, S), True where visible
-    inputs: dict[str, Tensor]  # sinks and bias, by their names in mask lookups
+    inputs: dict[str, Tensor]  # "sinks" and BIAS, if the model passes them
     scale: float | None
     softcap: float | None
     is_causal: bool
@@ -203,7 +203,7 @@ class Candidate:
                 raise RefusedError(f"the model has {what}: {reason}")
 
     def module(self, call: Call) -> nn.Module:
-        """Return the implementation's module for the call's H, K, G and V, which is built at first use.
+        """Return the implementation's module for the H, K, G and V of the call; build it at first use.
 
         Raises:
             ValueError: the module has no `attend`.
@@ -246,7 +246,7 @@ class Model:
 
     @contextmanager
     def attending(self, model: nn.Module, name: str) -> Iterator[None]:
-        """Use the attention function of that name in `model` inside the context.
+        """Make `model` use the package's attention function `name` inside the context.
 
         Raises:
             RefusedError: the model refuses the function.
@@ -264,7 +264,7 @@ class Model:
 
 
 def load(spec: ModelSpec) -> Model:
-    """Load the model of a configuration file; register the textbook forms with the package.
+    """Build the model of a configuration file, and register the textbook forms with the package.
 
     Raises:
         ValueError: the package cannot read the configuration, or the model cannot be built.
@@ -377,9 +377,9 @@ def _batches(
     length: int,
     seed: int,
 ) -> dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]:
-    """Draw the batches "whole" and, for models of tokens, "padded": the inputs by name, and masks of tokens that count.
+    """Draw the batches "whole" and, for models of tokens, "padded"; each is a pair (inputs by name, token masks by T).
 
-    A mask (B, T) is keyed by T, the length of the sequences to which it applies. Without a mask, all tokens count.
+    A token mask (B, T) is True at tokens that are compared. Without a mask for a length T, all tokens are compared.
     """
     draws = torch.Generator().manual_seed(seed + 1)
     main = getattr(model, "main_input_name", "input_ids")
@@ -412,10 +412,10 @@ def arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
-    """Run a step; return, by name, the outputs of all attention modules and of the model, and gradients with `grads`.
+    """Run a step; return, by name, the outputs of the attention modules and the model and, if `grads`, gradients.
 
     Outputs are in the order of the forward pass, without the tokens that `counted` excludes. Gradients are those of the
-    parameters, in the order of the backward pass.
+    trainable parameters, from the last parameter to the first.
     """
     seen: dict[str, Tensor] = {}
 
@@ -448,7 +448,7 @@ def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int
 
 
 def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return paths and modules with "Attention" in the class name, without modules that contain another such module."""
+    """Return (path, module) for each innermost module of `model` that has "Attention" in its class name."""
     found = [(path, module) for path, module in model.named_modules() if "Attention" in type(module).__name__]
     paths = [path for path, _ in found]
 
@@ -481,7 +481,7 @@ def register() -> None:
 
 
 def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
-    """Compute the float64 model's tensors, by batch and name, and their tolerances from textbook forms in its dtype."""
+    """Compute the Tolerance of each observed tensor, by batch and name: its value in float64, and its error limits."""
     expected: dict[str, dict[str, Tolerance]] = {}
     for name, (batch, counted) in model.batches.items():
 
@@ -506,7 +506,7 @@ def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
 
 
 def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
-    """Check one attention in the model; an exception becomes the reason why it could not be checked."""
+    """Check one attention in the model. If the attention raises an exception, `Judged.reason` describes it."""
     differences, number, worst = [], 0, 0.0
     try:
         with model.attending(model.model, function_name(attention)):
@@ -534,7 +534,7 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
 
 
 def function_name(attention: str, name: str = NAME) -> str:
-    """Return the package's name of an attention; if it is not the package's own, register it under `name`.
+    """Return the name of an attention in the package; an attention that is not in OWN is registered as `name`.
 
     Raises:
         Exception: any exception of loading foreign code.

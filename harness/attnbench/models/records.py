@@ -10,7 +10,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration, and the sizes of the model to build from it."""
 
     config: str  # path of a config.json, or of its folder
-    num_layers: int = 0  # 0: as many as fit
+    num_layers: int = 0  # 0: as many as fit in memory
     batch_size: int = 2
     seq_len: int = 128
     dtype: str = "float32"
@@ -19,7 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
-    """The model that was built, with fewer layers if it did not fit."""
+    """The sizes of a built model, which has fewer layers than its configuration if all would not fit in memory."""
 
     architecture: str  # name of the model's class
     num_layers: int
@@ -48,7 +48,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
     is_refused: bool = False  # the reason is a refusal by the model or the implementation; otherwise a failure
     differences: tuple[Difference, ...] = ()  # in the order of the forward pass, then gradients from the output back
     num_compared: int = 0  # number of compared tensors
-    error_ratio: float | None = None  # the largest error / limit; None: not finite, or nothing was compared
+    error_ratio: float | None = None  # largest ratio of an error to its limit; None: not finite, or no comparison
 
     @property
     def is_right(self) -> bool:

@@ -101,12 +101,12 @@ process must compute the right answers again, which takes as long as the timing.
 runs in the baseline's process, unless two sides are compared."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}  # axes that may differ between workloads of one kind
 FEWEST_TOKENS = 16
-"""With `stops_when_wrong`, workloads with fewer keys or queries than this are checked last: with few keys a mask hides
-hardly anything, and with few queries different mistakes give similar errors."""
+"""If `stops_when_wrong` is set, workloads with fewer keys or queries than this are checked last. With few keys, a mask
+hides hardly anything; with few queries, different mistakes give similar errors."""
 CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
-"""Name of the sweep `check`. Its workloads with more rows than MANY_ROWS, or with more blocks (batch rows times heads)
-than MANY_BLOCKS, are checked only on normally distributed inputs (`_has_many_rows`)."""
-WORKLOADS_OF_A_LANE = 20  # with fewer workloads in each lane, a second lane of checks is not worth its start time
+"""Name of the sweep `check`. Its workloads with more than MANY_ROWS queries and keys, or with a product of batch size
+and number of heads above MANY_BLOCKS, are checked only on normally distributed inputs (`_has_many_rows`)."""
+WORKLOADS_OF_A_LANE = 20  # if a lane has fewer workloads, a second lane of checks is not worth its start time
 LANE_BYTES = 2**24  # largest score matrix with two lanes, in bytes: the oracle needs several copies of it in float64
 CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
 """Shares of the budget: after the first, no more cells are checked; after the second, no more metrics and operators are
@@ -213,8 +213,8 @@ class Session:
         """Call a function of the worker, which is started if necessary; return the result, or Failed.
 
         If the process ended by itself or memory ran out, the call is repeated once in a fresh process, because the
-        cause may be gone; only a second failure counts. An event gets the names of the cell in `arguments`. An event
-        that the journal cannot accept is replaced by Failed.
+        cause may be gone; only a second failure counts. The names in an event about a cell are replaced by those of
+        the requested cell. If the journal cannot accept an event, Failed is returned in its place.
         """
         self.require_worker()
         reply = self.client.ask(function, result, **arguments)
@@ -262,17 +262,17 @@ class Session:
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
-    A run that times starts no check after half of its budget, except on the first workload. Once an implementation has
-    passed a workload in such a run, other workloads that differ only in lengths, batch size or seed get only normally
-    distributed inputs, and no rules.
+    If the run also times calls, no check starts after half of its budget, except on the first workload. Once an
+    implementation has passed a workload in such a run, workloads that differ from it only in lengths, batch size or
+    seed are checked only on normally distributed inputs, and without rules.
 
-    With `stops_when_wrong`, an implementation is checked until its first wrong answer, workloads with few keys or
-    queries come last, and checks end with the budget. In the sweep `check`, workloads with many rows or blocks get only
-    normally distributed inputs; all other workloads get every kind of input.
+    If `stops_when_wrong` is set, an implementation is checked until its first wrong answer, workloads with few keys or
+    queries come last, and checks end with the budget. In the sweep `check`, large workloads (`_has_many_rows`) are
+    checked only on normally distributed inputs; all other workloads are checked on every kind of input.
 
-    With a second worker, two lanes check at the same time. They write the same records as one lane, unless the code
-    keeps state between calls: each rule is tried in one lane only, and with `stops_when_wrong`, results of an
-    implementation after its first wrong one are dropped.
+    If the session has a second worker, two lanes check at the same time. They write the same records as one lane,
+    unless the code keeps state between calls: each rule is tried in one lane only, and if `stops_when_wrong` is set,
+    results of an implementation after its first wrong one are dropped.
     """
     plan, status = session.plan, session.state.status
     workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
@@ -329,7 +329,7 @@ def _record_in_order(
     held: dict[int, events.CellChecked | None],
     record: Callable[[events.CellChecked | None], None],
 ) -> None:
-    """Record results that `steps` adds to `held`, in the order of their cells; after an exception, record the rest."""
+    """Run `steps`, which put results into `held`; record these in the order of their cells, even after an exception."""
     due = 0
     try:
         with closing(steps):
@@ -390,7 +390,7 @@ def in_lanes(
 
 
 def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
-    """Split workloads: those that match the first workload in scope and need for gradients, and all others.
+    """Split workloads into those that match the first one in scope and need for gradients, and all others.
 
     Rules depend only on these two properties, so no rule is tried in both parts.
     """
@@ -400,7 +400,7 @@ def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]
 
 
 def has_lanes(plan: Plan) -> bool:
-    """Whether two lanes check a plan.
+    """Return whether two lanes check a plan.
 
     They do if there are at least two processors, each lane gets at least WORKLOADS_OF_A_LANE workloads, and all
     workloads run on the host with score matrices of at most LANE_BYTES.
@@ -416,7 +416,7 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
 
 
 def _has_many_rows(workload: Workload) -> bool:
-    """Whether a workload has many queries and keys, or many blocks (batch rows times heads).
+    """Return whether a workload exceeds MANY_ROWS in queries and keys, or MANY_BLOCKS in batch size times heads.
 
     The sweep `check` contains such workloads only to test large sizes, so normally distributed inputs are enough.
     """
@@ -450,9 +450,9 @@ Readings = Iterable[tuple[Target, str]]  # pairs of a cell and the metric to rea
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
-    """Read metrics or operators of live cells, until READINGS_SHARE of the budget is spent.
+    """Take the readings of cells that have not failed, until READINGS_SHARE of the budget is spent.
 
-    A plan with the stage "choose" has no such limit. With `is_optional`, failures are not recorded.
+    A plan with the stage "choose" has no such limit. If `is_optional` is set, failures are not recorded.
     """
     listed = list(readings)
     # no limit before the stage "choose", because it needs the memory metric of every cell
@@ -475,7 +475,7 @@ def read_cells(session: Session, readings: Readings, *, is_optional: bool = Fals
 
 
 def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Readings:
-    """Yield the readings that the journal lacks: operators if requested, and each of `metrics`, cell by cell.
+    """Yield the readings that the journal lacks: each of `metrics` and, if requested, the operators, cell by cell.
 
     The readings of one cell come one after the other, so that they can share one recorded call.
     """
@@ -531,8 +531,8 @@ def trace(session: Session) -> None:
 def kept_memory(session: Session) -> Readings:
     """Yield the readings of kept memory (memory that remains after results are freed) for each foreign implementation.
 
-    For each, two live cells are read: the one with the smallest score matrix among cells with gradients, and the one
-    among cells without. They are enough, because code that keeps memory keeps it on every workload. Workloads with
+    Two live cells of each implementation are read: the cell with gradients that has the smallest score matrix, and the
+    same without gradients. They are enough, because code that keeps memory keeps it on every workload. Workloads with
     several ranks are left out.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
@@ -571,7 +571,7 @@ def measure_ceilings(session: Session) -> None:
 
 
 class Timing:
-    """Timing of the visits that a strategy selects; `name` is the name of the stage that the watcher receives."""
+    """The timing of the visits that a strategy selects; progress is reported under the stage `name`."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.state, self.plan, self.name = session, session.state, session.plan, name
@@ -769,10 +769,10 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 ) -> None:
     """Start a run in `folder`, or continue the run that is there, and finish it.
 
-    `watch` is called with each progress. With `stops_when_wrong`, an implementation is not checked further once it is
-    wrong. The stages of the plan, if it has any, replace `stages`. `then` is called with the session at the end.
-    Workers are forked from `templates[0]`, and those of a second lane of checks from `templates[1]`. By default
-    `client` is a worker process, and `clock` and `read_counters` read this machine; studies/simulated replaces them.
+    `watch` is called with each Progress. If `stops_when_wrong` is set, an implementation is not checked further after
+    its first wrong answer. The stages of the plan, if it has any, replace `stages`. `then` is called with the session
+    at the end. Workers are forked from `templates[0]`, and those of a second lane of checks from `templates[1]`. By
+    default, `client` is a worker process, and `clock` and `read_counters` read this machine.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -832,14 +832,14 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return default environment variables of a worker, without those that the user has set.
 
-    One of them is the time limit of ranks, which is shorter than `timeout_s`, the limit of a step in seconds.
+    They are those in `spin`, and the time limit of ranks, which is shorter than `timeout_s`, the seconds for a step.
     """
     usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}
 
 
 def threads_settings(number: int) -> dict[str, str]:
-    """Return environment variables that set the number of threads; 0: torch's choice, within a container's CPU quota.
+    """Return environment variables that set the number of threads; 0: torch chooses, up to a container's CPU quota.
 
     Torch itself ignores the quota. torch.set_num_threads is not used, because it changes how MKL behaves.
     """
@@ -853,9 +853,9 @@ def threads_settings(number: int) -> dict[str, str]:
 def checking_templates(
     folder: Path, timeout_s: float, *, is_interpreted: bool = False, keeps_answers: bool = False
 ) -> Iterator[list[Template]]:
-    """Provide the templates for two lanes of checks, or for one on a single processor; they import torch at once.
+    """Provide started templates for two lanes of checks, or for one lane if there is a single processor.
 
-    Checks time nothing, so workers with the same environment can check all plans. With `keeps_answers`, the right
+    Checks time nothing, so workers with the same environment can check all plans. If `keeps_answers` is set, the right
     answers that were computed for one plan are kept for the next. `timeout_s` limits the seconds of each step.
     """
     settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
@@ -901,6 +901,6 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
 
 
 def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
-    """Return the path of a new run's folder in `results`/`kind`; it begins with the time, so that names sort by age."""
+    """Return the path of a new run's folder in `results`/`kind`; its name begins with the time, to sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"

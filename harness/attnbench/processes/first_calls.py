@@ -22,8 +22,8 @@ Read = Callable[[dict[str, str]], FirstCalls | Failed]
 def measurements(read: Read) -> Iterator[Measurement]:
     """Yield the measurements of a cell's first calls, in seconds, FIRST_CALL last; yield none if a reading failed.
 
-    Unless the user has set another number, torch.compile uses its default number of compiling processes here, and only
-    one in workers that take samples.
+    For these calls, torch.compile uses its default number of compiling processes, unless the user has set one. Workers
+    that take samples use a single compiling process.
     """
     cold, warm = list[FirstCalls](), list[FirstCalls]()
     usual = {} if COMPILERS in os.environ else {COMPILERS: ""}

@@ -34,17 +34,17 @@ PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules to import before the first fork, joined by commas. A module that is not
 installed is left out."""
 KEEPS_ANSWERS = "ATTNBENCH_KEEPS_ANSWERS"
-"""Environment variable of a judge: if it is set, the judge keeps all right answers for later checks of the same
-workloads."""
+"""Environment variable of a judge, the process that checks answers: if it is set, the judge keeps all right answers for
+later checks of the same workloads."""
 FORK = 0
 """Message to the template (processes/worker/__main__.py) that requests a new worker. Any other number is the process id
 of a worker, and ends that worker."""
 
 
 def spawns() -> bool:
-    """Whether each worker starts as a new process, which takes seconds, and not as a fork.
+    """Return whether each worker starts as a new process, which takes seconds, and not as a fork.
 
-    Always true on macOS, which has no memfd_create, and where a fork of a process that has used Metal is unusable.
+    The result is always True on macOS: it lacks memfd_create, and a fork of a process that has used Metal is unusable.
     """
     return os.environ.get(WORKERS) == SPAWN or not hasattr(os, "memfd_create")
 
@@ -227,7 +227,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedError(Exception):
-    """A request failed; `failed` is its reply."""
+    """The error of a request that failed; `failed` is the reply to the request."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -237,7 +237,7 @@ class FailedError(Exception):
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A call of a method of the worker, with keyword arguments as JSON.
 
-    Before a judge replies, it may send requests of its own, which go to the process with the candidate.
+    Before a judge replies, it may itself send requests, which go to the process with the candidate (code under test).
     """
 
     function: str
@@ -249,7 +249,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     failed: Failed | None = None
-    ends: bool = False  # the worker must be replaced: the device has failed there, or shared state was changed
+    ends: bool = False  # the worker must be replaced, because its device has failed or shared state was changed
 
     def value(self, result: type[T]) -> T | Failed:
         """Decode the result as type `result`, or return the failure.

@@ -22,7 +22,7 @@ from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
-"""Default of `Plan.call_limit_s`, in seconds, if settings define the workloads; the sweep's value if that is larger."""
+"""Default of `Plan.call_limit_s` in seconds if settings define the workloads, unless the sweep's value is larger."""
 TIMEOUT_S = 60.0  # default of `Plan.timeout_s`
 LENGTH = "length"  # the axis of a ladder that changes the lengths of query and key together
 SEARCH_RANGES = {
@@ -66,7 +66,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
 ) -> Plan:
     """Build the plan of a run. `fields` are further fields of Plan; None stands for the value of the sweep.
 
-    With `is_exact`, the settings define the workloads and the sweep defines only the limits; but settings that name
+    If `is_exact` is set, the settings define the workloads, and the sweep only the limits; but settings that name
     only the device select workloads of the sweep. A `model` (a preset or a config.json) also defines the workloads.
     `declarations` maps specs to declarations; None: these are read from the files. `with_baseline` adds the baseline,
     which ratios need, if it is not named. `isolation="process"` gives each foreign implementation its own process.
@@ -208,7 +208,7 @@ def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
 
 
 def _with_shared_axes(workloads: tuple[Workload, ...], built_in: Mapping[str, Axes]) -> tuple[Workload, ...]:
-    """Set on all workloads the axes that an implementation has built in, except a choice between several masks."""
+    """Set the built-in axes of all implementations on all workloads, except a choice between several masks."""
     merged = merge_built_in_axes(built_in)
     axes = {axis: value for axis, value in merged.items() if MASKS_BETWEEN not in str(value)}
     return apply_axes(workloads, axes) if axes else workloads
@@ -258,10 +258,10 @@ def _each_suited(
     left_out: dict[str, tuple[str, ...]],
     of_pages: tuple[Workload, ...] = (),
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
-    """Return all workloads that some implementation needs and, by implementation, the ids of those that it leaves out.
+    """Return the workloads that any implementation needs and, by implementation, the ids of those that it leaves out.
 
     An implementation with built-in axes needs only the workloads with its values. An implementation that reads pages
-    needs only the workloads `of_pages`, if there are any. Each leaves out all other workloads.
+    needs only the workloads `of_pages`, if there are any. It leaves out all other workloads, and those in `left_out`.
     """
     by_spec = {spec: apply_axes(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     by_spec |= {spec: of_pages for spec in specs if of_pages and plugins.reads_pages(spec)}

@@ -46,12 +46,12 @@ from attnbench.workloads.workload import Workload
 
 NUM_CALLS = 4
 """Number of latest calls whose outputs and graphs are kept: several forward calls may precede their backward calls."""
-NUM_INPUTS = 32  # latest received inputs that are kept, so that an input that is sent again has the same memory
+NUM_INPUTS = 32  # number of latest inputs that are kept, so that an input that is sent again gets the same memory
 GRADIENT, ALONG, PARAMETER = "incoming gradient", "along ", "parameter "
 
 
 class CandidateError(FailedError):
-    """An error that a candidate raised in its process; here it is a subclass with the name of the original class."""
+    """An error that a candidate raised in its process, raised here as a subclass with the original class's name."""
 
     def __str__(self) -> str:
         return self.failed.said
@@ -131,7 +131,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def generators(name: str) -> list[Generator]:
-    """Return the random generators that a candidate on this device uses: the host's, and the device's if it has one."""
+    """Return the random generators for a candidate on the device `name`: the host's, and the device's if it has one."""
     index = torch.device(device(name).torch_device).index or 0
     return [torch.default_generator, *[*device(name).generators().values()][index : index + 1]]
 
@@ -176,7 +176,7 @@ class Remote:
         self.forgotten: list[int] = []
 
     def build(self, kind: "type[StandIn]", weights: Weights) -> nn.Module:
-        """Build a stand-in for a module with these weights, which the candidate's process builds at its first call."""
+        """Build a stand-in for a module with `weights`; the candidate's process builds the module at its first call."""
         self.num_modules += 1
         module = kind(self, self.num_modules, weights)
         weakref.finalize(module, self.forgotten.append, self.num_modules)
@@ -213,14 +213,14 @@ class Remote:
         return output
 
     def backward(self, call: int, grad_output: Tensor, along: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return the gradients of a call, by name; with `along`, its second derivatives (case.pull_back_twice)."""
+        """Return, by name, the gradients of a call or, with `along`, its second derivatives (case.pull_back_twice)."""
         tensors = {GRADIENT: grad_output} | {f"{ALONG}{name}": tensor for name, tensor in (along or {}).items()}
         reply = self._asked(Backward, call=call, tensors=self._exchange.send(tensors)[0])
         self._see_changes(reply, tensors)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
-        """Raise an error if the call has faults; repeat the candidate's in-place changes on the judge's tensors."""
+        """Raise an error if the reply names faults; repeat the candidate's in-place changes on the judge's tensors."""
         side_effects.require_faultless(reply.faults)
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))
@@ -233,7 +233,7 @@ class Remote:
 
         Raises:
             CandidateError: the candidate raised an exception.
-            CandidateLostError: its process is gone.
+            CandidateLostError: the candidate's process is gone.
         """
         forget, self.forgotten[:] = tuple(self.forgotten), []
         request = kind(exchange=self._exchange.path, forget=forget, random=states_of(self._generators), **fields)
@@ -277,10 +277,10 @@ class StandIn(nn.Module):
 
 
 class _Packs(StandIn):
-    """A stand-in for a candidate that has `pack`, which maps canonical weights to parameters; here both are equal."""
+    """A stand-in for a module with the method `pack`, which maps canonical weights to parameters."""
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the parameters by name: the canonical weights."""
+        """Return the canonical weights by the names of the stand-in's parameters, which are the same tensors."""
         return {f"{name} weights": tensor for name, tensor in weights.tensors().items()}
 
 

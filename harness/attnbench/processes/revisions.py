@@ -42,10 +42,10 @@ ENGLISH = {"LC_ALL": "C"}  # environment in which git's messages are not transla
 def plan(
     base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
 ) -> Plan:
-    """Build the plan of a run in `folder` that compares two sides, which are typed as in FORMS.
+    """Build the plan of a run in `folder` that compares two sides; each text has one of the forms in FORMS.
 
     Both sides are checked out below `folder`; after an error, their files are removed. `fields` are parameters of
-    build_plan. With `is_apart`, each side has its own processes.
+    build_plan. If `is_apart` is set, each side has its own processes.
 
     Raises:
         ValueError: a value is not allowed; the message lists the allowed ones.
@@ -117,9 +117,9 @@ def _side(text: str, target: Path) -> Side:
 
 
 def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
-    """Whether `texts`, typed for base and candidate, describe the sides of the run in `folder`.
+    """Return whether `texts`, for base and candidate, describe `sides`, the sides of the run in `folder`.
 
-    They do if folder, commit and interpreter of both sides are the same.
+    They do if root folder, commit and interpreter of both sides are the same.
 
     Raises:
         ValueError: a text describes no side.
@@ -135,7 +135,7 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[str, str]:
     """Return the spec of each named implementation on one side, by name; put the reasons for missing ones in `missing`.
 
-    Typed paths are relative to the side's root or, for a revision, to the current folder.
+    Paths in `named` are relative to the side's folder; for a revision or an interpreter, to the current folder.
     """
     specs: dict[str, str] = {}
     for spec in dict.fromkeys(named):
@@ -185,7 +185,7 @@ def check_out(sides: Sides) -> None:
 
 
 def remove_checkouts(folder: Path) -> None:
-    """Remove the checked-out files below a run's folder, and the folder if it is empty."""
+    """Remove the checked-out files below a run's folder, and then the folder itself if it is empty."""
     shutil.rmtree(folder / SIDES_FOLDER, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -193,7 +193,7 @@ def remove_checkouts(folder: Path) -> None:
 
 @contextmanager
 def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
-    """Provide the files of both sides inside the context; after a kill, they stay until the run is resumed.
+    """Provide the files of both sides inside the context, and remove them at its end, unless the process is killed.
 
     Raises:
         ValueError: a side cannot be checked out.
@@ -207,7 +207,7 @@ def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
 
 
 def is_self_contained(path: Path) -> bool:
-    """Whether the file imports only Python's own modules, torch, numpy and this package, and changes none of them.
+    """Return whether a file imports only standard modules, torch, numpy and this package, and changes none of them.
 
     Two versions of such a file can be loaded into one process without affecting each other.
 

@@ -157,7 +157,7 @@ class Template:
             raise
 
     def forget_code(self) -> None:
-        """Let the judge forget results of rules, because the judged code has changed; it keeps the right answers.
+        """Make the judge forget the results of rules, because the code under test has changed.
 
         If an earlier check was abandoned, for example after an error in one of two lanes, processes may start again.
         """
@@ -223,7 +223,7 @@ class Template:
         return 0
 
     def printed_since(self, start: int) -> str:
-        """Return the last line in the log after the first `start` bytes that is not empty; "" if there is none."""
+        """Return the last non-empty line in the log after its first `start` bytes; "" if there is none."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(start, self.log_size() - LONGEST_LINE))
             lines = [sanitize_line(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
@@ -265,7 +265,7 @@ class ProcessClient(WorkerClient):
         self._worker = 0  # its process id
 
     def sibling(self) -> "ProcessClient":
-        """Create a client of another process of the same template; exit it before this one, which ends the template."""
+        """Create a client of another process of the same template; exit it first if this client owns the template."""
         return ProcessClient(self.template, self.timeout_s, owns_template=False)
 
     @property
@@ -315,7 +315,7 @@ class ProcessClient(WorkerClient):
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
-        """Call a function, and start the process if necessary; functions in JUDGED are sent to the template's judge."""
+        """Call a function; start the process first if necessary. Functions in JUDGED go to the template's judge."""
         if not self.is_running:
             self.start()
         request = messages.request(function, arguments)
@@ -355,7 +355,7 @@ class ProcessClient(WorkerClient):
     ) -> T | Failed | Request:
         """Send a message to this process; return the reply, or Failed if none comes within `num_steps` timeouts.
 
-        `timeout_s` limits the seconds between two heartbeats; 0: the client's own `timeout_s`. With `may_ask`, the
+        `timeout_s` limits the seconds between two heartbeats; 0: the client's own `timeout_s`. If `may_ask` is set, the
         process may send a request of its own instead of a reply.
         """
         timeout_s = timeout_s or self.timeout_s
@@ -411,7 +411,7 @@ class ProcessClient(WorkerClient):
         return text
 
     def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
-        """End the worker, and return the failure of its current arm; if `message` is "", describe how it ended."""
+        """End the worker; return the failure of its current arm, which describes the end if `message` is empty."""
         _, index = self._heartbeat.read()
         ended_itself = self._has_ended(ENDING_S)
         code = self.stop()
@@ -435,7 +435,7 @@ class ProcessClient(WorkerClient):
         )
 
     def _has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether the process has ended, or ends within `within_s` seconds; its children do not count."""
+        """Return whether the process has ended, or ends within `within_s` seconds; its children do not count."""
         until_s = time.monotonic() + within_s
         while True:
             try:

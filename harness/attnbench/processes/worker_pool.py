@@ -32,17 +32,17 @@ TURN_S = 80e-3
 LEAST_S, MOST_S = 1e-9, 1e9
 """The shortest and the longest call, in seconds, that an untrusted process may report."""
 REFEREED_S = 20e-3
-"""Least seconds of a refereed sample. They are long compared with the 0.1 ms that coordinator and worker need to wake
-each other."""
+"""Least seconds of a sample that a `Referee` takes: long compared with the 0.1 ms that coordinator and worker need to
+wake each other."""
 REFEREED_BYTES = 2**28
-"""Limit for the inputs and outputs of all calls of a refereed sample, in bytes. It reduces the number of calls, but not
+"""Limit for the inputs and outputs of all calls of such a sample, in bytes. It reduces the number of calls, but not
 below two. The actual number of calls is random, up to twice as large, so that code cannot predict it."""
 NUM_JUDGED_FIRST, NUM_JUDGED = 3, 1  # judged outputs of a cell's first sample in a visit, and of each later sample
 NUM_LOOKS, IDLE_S, BUSY_SHARE = 4, 0.05, 0.5
 """Number of looks at an untrusted process between requests, seconds of each look, and a share of one processor: in at
 least one look, the process must use less than this share."""
 DRAWS = random.SystemRandom()
-"""Random numbers for refereed samples, unpredictable for code under test."""
+"""Random numbers for the samples of a `Referee`; code under test cannot predict them."""
 
 
 @dataclass
@@ -149,7 +149,7 @@ def _placed(sample: Sample, request: SampleBlocks, block: int, slot: int) -> Sam
 
 
 class Referee:
-    """A timer of the blocks of a visit by the coordinator's clock, for code that may cheat.
+    """A timer that samples the blocks of a visit with the coordinator's clock, for code that may cheat.
 
     A sample is the time of one request, in which a worker makes prepared calls, each on new random inputs. Afterwards
     the judge checks randomly chosen outputs of untrusted code. Times that the worker reports are not used. So a sample
@@ -194,7 +194,7 @@ class Referee:
         return request.finished(samples, called_s)
 
     def _typical_s(self, part: Part, cell: Target) -> float:
-        """Estimate the seconds of a call from samples with up to four times more calls each, until one is long enough.
+        """Estimate the seconds of a call: raise the number of calls of a sample until the sample is long enough.
 
         The first sample does not count, because its calls may compile.
         """
@@ -308,7 +308,7 @@ class WorkerPool(WorkerClient):
             return failed
 
     def _parts(self, request: SampleBlocks) -> list[Part]:
-        """Divide a visit by worker or, if it is refereed, by arm; each part also has the interference probe."""
+        """Divide a visit by worker or, for a `Referee`, by arm; each part also has the interference probe."""
         by_runner: dict[str, list[tuple[Arm, str]]] = {SHARED: []} if SHARED in self.clients else {}
         for arm, spec in request.arms:
             if arm != PROBE:
@@ -322,7 +322,7 @@ class WorkerPool(WorkerClient):
         return parts
 
     def abandon(self) -> None:
-        """Let the requests in progress fail, and start no more processes."""
+        """Make the requests in progress fail, and start no more processes."""
         for name in self.first:
             self.clients[name].abandon()
 
@@ -372,7 +372,7 @@ class ByThreads(WorkerClient):
         return client.ask(function, result, **arguments)
 
     def abandon(self) -> None:
-        """Let the requests in progress fail, and start no more processes."""
+        """Make the requests in progress fail, and start no more processes."""
         for client in self.clients.values():
             client.abandon()
 
@@ -392,10 +392,10 @@ class ByThreads(WorkerClient):
 
 
 def _require_idle(client: ProcessClient, arm: Arm) -> None:
-    """Check that neither threads nor children of an untrusted process use the processors between its requests.
+    """Require that an untrusted process, with its threads and children, is nearly idle between its requests.
 
     Raises:
-        FailedError: they use at least the share BUSY_SHARE of a processor in each of NUM_LOOKS looks.
+        FailedError: in each of NUM_LOOKS looks, it uses at least the share BUSY_SHARE of a processor.
     """
     for _ in range(NUM_LOOKS):
         before_s = client.processor_s

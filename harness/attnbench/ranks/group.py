@@ -35,7 +35,7 @@ PATIENCE = 0.5
 GRACE_S = 1.0  # seconds for the other ranks to report after one has failed
 LARGEST_MESSAGE = 2**16  # bytes
 MOST_REPORTS = 64  # latest passes whose reports are kept
-ALIGNMENT = 64  # bytes; each tensor in shared memory starts at a multiple
+ALIGNMENT = 64  # bytes; each tensor in shared memory starts at a multiple of this
 Size = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a tensor
 
 
@@ -105,7 +105,7 @@ class RankGroup:
     """`world_size` processes that compute together; they start at the first call, and at the next one after a failure.
 
     A failed pass raises an error as `over_ranks` does, and ends all processes. `reports` contains one list for each of
-    the latest MOST_REPORTS passes: the reports of all ranks, in order of the ranks. Users may clear it.
+    the latest MOST_REPORTS passes: the reports of all ranks, in order of the ranks. Callers may clear `reports`.
     """
 
     def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
@@ -140,7 +140,7 @@ class RankGroup:
         return self._pass(call, None, [grad_output], sizes)
 
     def forget(self, call: int) -> None:
-        """Let the ranks free the autograd graph of a call when the next request is sent."""
+        """Make the ranks free the autograd graph of a call at the next request."""
         self._forget.append(call)
 
     def stop(self) -> None:
@@ -286,5 +286,5 @@ def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], fo
 
 @cache
 def group_of(world_size: int, device: str) -> RankGroup:
-    """Return the only group in this process with this number of ranks and device type."""
+    """Return the group for a number of ranks and a device type; this process has at most one such group."""
     return RankGroup(world_size, device)

@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(starter: int, folder: str, device: str, patience_s: float, lines: list[int]) -> None:
-    """Fork a rank for each socket in `lines`, and wait for the ranks; `starter` is the id of the requesting process."""
+    """Fork a rank for each socket in `lines`, and wait for the ranks; `starter` is the id of the process that starts it."""
     end_with(starter)
     launcher, children = os.getpid(), []
     for rank, line in enumerate(lines):
@@ -56,7 +56,7 @@ def main(starter: int, folder: str, device: str, patience_s: float, lines: list[
 
 
 def end_with(starter: int) -> None:
-    """Let the system kill this process when the process `starter` ends; exit at once if `starter` has already ended."""
+    """Make the system kill this process when the process `starter` ends; exit at once if that has already ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != starter:
         os._exit(1)

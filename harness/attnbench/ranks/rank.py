@@ -19,9 +19,9 @@ Share = Callable[[Tensor, Tensor, Tensor, "Rank"], Tensor]
 def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range]:
     """Return the tokens of a rank as ranges: one part (`contiguous`), two parts (`zigzag`), or all parts (`whole`).
 
-    With `zigzag`, the tokens are split into 2W parts for W ranks, and a rank has one early and one late part. So under
-    a causal mask, all ranks have about the same number of visible pairs of a query and a key. The lengths of parts
-    differ by at most one token; some parts are empty if there are fewer tokens than parts.
+    With `zigzag`, the tokens are split into 2W parts for W ranks, and each rank has one early and one late part. So
+    under a causal mask, all ranks have about the same number of visible pairs of a query and a key. The lengths of
+    parts differ by at most one token; some parts are empty if there are fewer tokens than parts.
 
     Source: zigzag, https://github.com/zhuzilin/ring-flash-attention.
     """

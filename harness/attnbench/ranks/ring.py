@@ -32,7 +32,7 @@ def grouped(query: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def block_scores(query: Tensor, key: Tensor, rank: Rank, *, is_diagonal: bool) -> Tensor:
-    """Compute scores: query (B, H, t, K), key (B, G, s, K) -> (B, H, t, s); with `is_diagonal`, later keys get -inf."""
+    """Compute scores: query (B, H, t, K), key (B, G, s, K) -> (B, H, t, s); if `is_diagonal`, later keys get -inf."""
     scores = grouped(query, key.shape[1]) @ key.transpose(-2, -1) * rank.scale  # (B,G,H/G*t,K) @ (B,G,K,s)
     scores = scores.reshape(*query.shape[:3], key.shape[2])  # -> (B,H,t,s)
     if is_diagonal:

@@ -58,9 +58,9 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A way to present results: a text from `text`, or a picture from `draw` (None if there is nothing to draw).
+    """A way to present results: a text from `text`, or a picture from `draw`, which returns None for nothing to draw.
 
-    `attnbench run` and `compare` write the usual reports at their end; `attnbench report --format` writes any report.
+    At their end, `attnbench run` and `compare` write reports with `is_usual`; `attnbench report --format` writes any.
     """
 
     summary: str
@@ -70,7 +70,7 @@ class Report:
     is_usual: bool = False
 
     def write(self, results: Results, folder: Path) -> list[Path]:
-        """Write the report into an existing folder; return its path in a list, or an empty list without a picture.
+        """Write the report into an existing folder; return a list of its path, empty if there is nothing to draw.
 
         Raises:
             OSError: the file cannot be written.

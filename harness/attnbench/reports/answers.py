@@ -45,7 +45,7 @@ class Answer:
         return any(cell.seconds is not None for cell in self.cells)
 
     def having(self, mark: Mark) -> list[Cell]:
-        """Return the cells with this mark, without the baseline's, fastest first."""
+        """Return the cells of `others` with this mark, fastest first."""
         return [cell for cell in self.others if cell.mark is mark]
 
     @cached_property
@@ -338,7 +338,7 @@ SIGNS = {
     "~": Mark.doubtful,
     GATHERED: "without gathering its keys",
 }
-"""Meanings of the signs after a time. All but `*` compare with the baseline; a compared time without one is slower."""
+"""Meanings of the signs after a time. A compared time without a sign belongs to a cell slower than the baseline."""
 
 
 def legend(members: Sequence[Answer]) -> str:
@@ -354,7 +354,7 @@ def names(members: Sequence[Answer]) -> list[str]:
     """Return the names of the implementations that support any of these shapes.
 
     Baselines come first, then implementations that are the fastest on a shape, then the others. Each of these groups is
-    sorted by the median ratio, but implementations that were compared on less than half of the shapes are at its end.
+    sorted by the median ratio; implementations that were compared on less than half of the shapes end their group.
     """
     supported = (cell for shape in members for cell in shape.cells if cell.record.status is not Status.unsupported)
     ratios = grouped(supported, lambda cell: cell.name)

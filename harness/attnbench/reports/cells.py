@@ -37,7 +37,7 @@ class Cell:
     matmul_rate: float | None  # FLOP/s of the run's fastest matrix product on the cell's hardware
     warnings: tuple[Warned, ...]
     copy_rate: float | None = None  # bytes/s of a copy of as many bytes as a batch's keys and values
-    break_even: BreakEven | None = None  # when its first call has paid off; None: the baseline, or not measured
+    break_even: BreakEven | None = None  # when its first call has paid off; None: unknown, or this is the baseline
     is_gathered: bool = False  # the keys are gathered from their pages before the call, outside of its time
 
     @property
@@ -178,7 +178,7 @@ def _copy_rate(results: Results, record: Record) -> float | None:
 def absent_implementations(results: Results) -> dict[str, str]:
     """Return the implementations that are unsupported in all their cells, each with its first reason.
 
-    The dict is empty if these are all implementations, and for two sides, where losses on one side must be visible.
+    The dict is empty if no implementation is supported. It is also empty for two sides, so that losses stay visible.
     """
     supported = {record.implementation for record in results.records if record.status is not Status.unsupported}
     if results.plan.sides is not None or not supported:
@@ -240,8 +240,8 @@ def status(cell: Cell) -> str:
 def verdict(cell: Cell) -> str:
     """Format the verdict on the time of a cell; for a cell that is not ok, return WRONG or its status.
 
-    The verdicts faster and slower have a factor with its interval, and equal has the margin. Undecided has the
-    difference that would show, or the reason.
+    For faster and slower, the text has the factor and its interval; for equal, the margin; for undecided, the smallest
+    detectable difference or, if that is too large, the reason.
     """
     found = cell.comparison
     if cell.record.status is not Status.ok:

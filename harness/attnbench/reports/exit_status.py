@@ -113,7 +113,7 @@ def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None =
 
 
 def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion:
-    """Conclude recommendations. A choice is decided if all others are decided and the times are not doubtful."""
+    """Conclude recommendations. One is decided if none of its verdicts is undecided and the session is not doubtful."""
     planned = {workload.id for workload in results.plan.asked}
     bad = {
         sanitize_line(record.implementation): kind

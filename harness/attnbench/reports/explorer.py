@@ -21,7 +21,7 @@ LIBRARY = Path(__file__).with_name("vega.js")
 
 
 def data(results: Results) -> str:
-    """Return the present cells of a run as JSON that is safe inside a script element.
+    """Return the cells of a run (`cells.present_cells`) as JSON that is safe inside a script element.
 
     An entry of `rows` is a cell: its text and sort key for each of `columns`, its value of each axis that varies, and
     its intervals. page.js builds menus and charts from them. `colours` has each implementation's colour in pictures.

@@ -22,7 +22,7 @@ X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 MOST_PANELS, HEIGHT = 6, 3.2  # largest number of panels of a picture, and their height in inches
 FURTHEST = 4.0  # a plot shows ratios from 1 / FURTHEST to FURTHEST, and draws others as numbers at its edge
 MANY_TICKS, TITLE_LEN = 7, 40
-"""MANY_TICKS: labels of more lengths than this are turned. TITLE_LEN: most characters in a line of a panel's title."""
+"""MANY_TICKS: labels of more lengths than this are rotated. TITLE_LEN: most characters in a line of a panel's title."""
 SPREAD, EDGE = 0.8, 1.2
 """SPREAD: powers of two over which the points of a panel with a single length are spread. EDGE: factor by which the
 horizontal axis extends beyond the first and the last length."""
@@ -123,7 +123,7 @@ def draw(
 
 @lru_cache(maxsize=1)
 def usual(results: Results) -> Picture | None:
-    """Draw the picture of the page, time against length; return None if no panel has ENOUGH_LENGTHS lengths."""
+    """Draw the picture of report.html, time against length; return None if no panel has ENOUGH_LENGTHS lengths."""
     return draw(results, TIME, ENOUGH_LENGTHS)
 
 
@@ -179,12 +179,12 @@ def _bar_ends(ends: Sequence[float | None], values: Sequence[float], unit: str) 
 
 
 def _inside(value: float, unit: str) -> float:
-    """Return the value; without a unit it is a ratio, which is limited to the ratios that the plot shows."""
+    """Return a value with a unit unchanged, and clip a ratio (which has no unit) to the ratios that the plot shows."""
     return value if unit else min(max(value, 1 / FURTHEST), FURTHEST)
 
 
 def _is_beyond(value: float, unit: str) -> bool:
-    """Return whether the value is a ratio that the plot does not show."""
+    """Return whether the value is a ratio (it has no unit) that lies outside of the plot."""
     return _inside(value, unit) != value
 
 

@@ -47,7 +47,7 @@ def answer(choice: Recommendation) -> str:
 
 
 def _paid(choice: Recommendation) -> str:
-    """State when a long first call has paid off: ", and has paid for its first call of 5 s after 90 calls"; else ""."""
+    """Return when a long first call has paid off: ", and has paid for its first call of 5 s after 90 calls"; or ""."""
     found = choice.break_even
     if found is None or not choice.has_long_first_call or found.payoff in {Payoff.at_once, Payoff.never}:
         return ""
@@ -136,7 +136,7 @@ def crossings(results: Results) -> Iterator[Crossing]:
 
 
 def _crossing(ladder: Ladder, pair: tuple[str, str], known: Mapping[int, Point], changes: Sequence[Change]) -> str:
-    """Describe the crossovers of two implementations; without any, name the one that is faster, if that is decided."""
+    """Describe the crossovers of two implementations; if there are none, name the faster one, if that is decided."""
     if changes:
         return " ".join(
             f"From {change.axis} {significant(change.at, 3)} on (between {change.low} and {change.high}) "

@@ -29,7 +29,7 @@ from attnbench.units import MISSING, grouped, sanitize_line, show, text_lines
 WIDTH, HEIGHT = 80, 25
 HEADING, CELL, NAME = "Time of a call", 9, 20
 """HEADING: heading of the times; CELL and NAME: largest width in characters of a time with its sign, and of a name."""
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines of the screen's parts
 MOST_HEADING, MOST_FIRST_CALLS = 4, 4  # most lines of headings if each implementation has a row, and of first calls
 FEW_OPEN = 3  # undecided comparisons are named if there are at most this number
 
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 def screen(results: Results) -> list[Line]:
-    """Return the lines of the closing screen. With two sides they have no advice: the command's last line concludes."""
+    """Return the lines of the closing screen. With two sides there is no advice: the command prints a conclusion."""
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
     findings = [*summary.findings(results), *summary.kept_memory(results)]
     more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
@@ -109,7 +109,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
 
 
 def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
-    """Format a table with a row for each shape as lines; if two states are compared, the last column has verdicts."""
+    """Return the lines of a table with a row for each shape; with two sides, the last column has the verdicts."""
     labels = [shape.label for shape in members]
     labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
     columns = {HEADING: labels} if any(labels) else {}
@@ -132,7 +132,7 @@ def _verdict(shape: Answer) -> str:
 
 
 def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: int) -> list[str]:
-    """Format a table with a row for each implementation, below headings of several lines, as lines.
+    """Return the lines of a table with a row for each implementation, below headings of several lines.
 
     Implementations that do not fit into `room` lines follow in a sentence about the largest shape.
     """
@@ -171,7 +171,7 @@ def _name_width(every: Sequence[str]) -> int:
 
 
 def _aligned(text: str) -> str:
-    """Pad a text without a sign by the width of a sign, so that numbers line up."""
+    """Append two spaces to a text that does not end with a sign, such as "*", so that numbers line up."""
     return text if text[-1] in SIGNS or text.endswith(" ") else f"{text}  "
 
 

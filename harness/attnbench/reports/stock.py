@@ -41,7 +41,7 @@ def write(file: Path, results: Results) -> None:
 
 
 def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
-    """Yield each device and dtype ("cpu float32"), and the verdict there with the largest error / tolerance."""
+    """Yield (place, verdict) for each device and dtype, such as "cpu float32" with "right on 4 of 4, error ..."."""
     for place in dict.fromkeys((workload.device, workload.dtype) for workload in whole.planned):
         of_place = Judgement(
             implementation=whole.implementation,

@@ -1,7 +1,7 @@
 """The look of each implementation, stable across pictures and versions, and the frame of all pictures.
 
-Colours differ for any kind of colour vision. They are never the only clue: each implementation also has a marker, and
-the lines of implementations from outside are dashed. Source: Okabe and Ito, Color Universal Design,
+People with any kind of colour vision can distinguish the colours. As a second clue, each implementation has a marker,
+and the lines of implementations from outside are dashed. Source: Okabe and Ito, Color Universal Design,
 https://jfly.uni-koeln.de/color/; Paul Tol, Colour schemes, https://personal.sron.nl/~pault/.
 """
 
@@ -46,8 +46,8 @@ _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 def look(arm: Arm | str) -> Look:
     """Return the look of an implementation: fixed for built-in ones, derived from a hash of the name for all others.
 
-    The line of a variant such as fused+compile is dotted and thinner, with the colour and the marker of fused. With two
-    sides, the line of the base differs in the same way from that of the candidate.
+    A variant such as fused+compile has the colour and the marker of fused, but a dotted and thinner line. With two
+    sides, the base has the colour and the marker of the candidate, but a dotted and thinner line.
     """
     name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
     base, option = plugins.variant(name)
@@ -65,7 +65,7 @@ def look(arm: Arm | str) -> Look:
 
 
 def looks(arms: Iterable[A]) -> dict[A, Look]:
-    """Choose looks for all implementations of a picture, as far as possible no two with the same colour and marker.
+    """Choose a look for each implementation of a picture, if possible no two with the same colour and marker.
 
     Built-in implementations keep their look. Others keep their colour, and get another marker if theirs is taken.
     """

@@ -212,7 +212,7 @@ def _in_words(value: object) -> str:
 
 
 def troubles(results: Results) -> list[Warned]:
-    """Return the warnings that precede all results, as about doubtful times, an unfinished run or a damaged journal."""
+    """Return warnings about the whole run, such as doubtful times, an unfinished run or a damaged journal."""
     plan, doubtful, noisy, busy = results.plan, doubts(results), too_noisy(results), contention(results)
     lines = [*doubtful]
     if noisy is not None and plan.command != "fastest":  # `fastest` has verdicts of its own
@@ -248,7 +248,7 @@ def troubles(results: Results) -> list[Warned]:
 def findings(results: Results) -> list[str]:
     """List wrong and failed cells: a line for each implementation, status, group of workloads and reason, with lengths.
 
-    If two states of the code are compared, the lines are those of `losses`.
+    If two states of the code are compared, it returns the lines of `losses` instead.
     """
     if results.plan.sides is not None:
         return [sanitize_line(line) for line in losses(results)]

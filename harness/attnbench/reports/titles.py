@@ -52,7 +52,7 @@ def word(axis: str, axes: Axes) -> str:
 def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
     """Describe a workload without its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
 
-    Axes in `leave_out`, axes that follow from a batch of requests, and default values (except of ALWAYS) are omitted.
+    It omits axes in `leave_out`, axes that follow from a batch of requests, and default values of axes not in ALWAYS.
     """
     defaults = DEFAULTS | following(axes)
     leave_out = {*leave_out, *(OF_REQUESTS if axes.get("batch", NO_BATCH) != NO_BATCH else ())}
@@ -80,7 +80,7 @@ def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:
-    """Return short labels by workload id: the mask if masks vary, and all other values that are not the most common."""
+    """Return short labels by workload id: the mask if masks vary, and each value that is not its axis's most common."""
     usual, varying = _usual(workloads)
     ordered = sorted((axis for axis in NAMED if axis in varying), key=lambda axis: ("dtype", "mask", axis).index(axis))
     texts = {}
@@ -92,9 +92,9 @@ def labels(workloads: Sequence[Workload]) -> dict[str, str]:
 
 
 def shared(workloads: Sequence[Workload], place: str = "row") -> str:
-    """Describe the values that all or most of the workloads share.
+    """Describe the most common values of the axes, without the mask if masks vary; `labels` name all other values.
 
-    Labels name the other values. `place` is the word for the place of a label, such as "row" or "title".
+    If values other than masks vary, the text ends with "unless a row says otherwise"; `place` is the word for "row".
     """
     usual, varying = _usual(workloads)
     text = title({**workloads[0].axes(), **usual}, leave_out=varying & {"mask"})
@@ -108,7 +108,7 @@ def names(results: Results) -> dict[str, str]:
 
 
 def caveat(results: Results) -> str:
-    """Return a prefix for picture titles of an unfinished or doubtful run, "UNFINISHED, DOUBTFUL: "; else ""."""
+    """Return a prefix for titles of pictures, "UNFINISHED, DOUBTFUL: "; "" if the run is finished and not doubtful."""
     words = ["UNFINISHED"] * (results.elapsed_s is None)
     words += [f"DOUBTFUL{' IN PART' * (not is_doubtful(results))}"] * bool(doubts(results))
     return f"{', '.join(words)}: " if words else ""

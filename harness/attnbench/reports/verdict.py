@@ -249,7 +249,7 @@ def _cells(results: Results) -> Iterator[CellVerdict]:
 
 
 def _implementation(judged: Judgement, results: Results, every: Sequence[CellVerdict]) -> Implementation:
-    """Summarise the results of one implementation; if two states of the code are compared, of its candidate."""
+    """Summarise the results of an implementation; with two states of the code, only the results of the candidate."""
     judged = replace(judged, records=tuple(record for record in judged.records if record.side != BASE))
     own = [each for each in every if each.implementation == judged.implementation and each.side != BASE]
     speeds = [each.speed for each in own if each.speed is not None]
@@ -273,7 +273,7 @@ def _implementation(judged: Judgement, results: Results, every: Sequence[CellVer
 
 
 def _choices(results: Results) -> Iterator[Choice]:
-    """Yield the implementation that is the fastest by its verdict, for each compared shape; nothing for two sides."""
+    """Yield a choice for each compared shape: the fastest implementation by the verdicts; nothing for two sides."""
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):

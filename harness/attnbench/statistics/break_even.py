@@ -7,7 +7,7 @@ import msgspec
 
 from attnbench.storage.records import Verdict
 
-LARGEST_EXACT = 100  # calls; numbers from this on are shown to two digits
+LARGEST_EXACT = 100  # numbers of calls of at least this are shown with two digits
 
 
 class Payoff(enum.StrEnum):
@@ -23,9 +23,9 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     """The number of calls after which the total time is below the baseline's, with its interval."""
 
     payoff: Payoff
-    calls: int | None = None  # 0 at once; null if `payoff` is never or unknown
-    low: int | None = None  # a number only if `payoff` is after
-    high: int | None = None  # null although `low` is a number: the interval has no upper end
+    calls: int | None = None  # 0 if `payoff` is at_once; None if it is never or unknown
+    low: int | None = None  # None unless `payoff` is after
+    high: int | None = None  # None unless `payoff` is after, or if the interval has no upper end
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""Find the size at which another of two implementations becomes the faster one, by adaptive bisection.
+"""Find the size at which the faster of two implementations changes, by adaptive bisection.
 
 A parameter, such as the sequence length, takes values from a ladder, which is a list of increasing values. At each
 visited value, processes are sampled until one implementation is shown to be faster, or until the budget for this value
@@ -37,7 +37,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, rename={"log": "log_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """A crossover between `low` and `high`, two decided values without another one between them; `at` is the estimate.
+    """A crossover between `low` and `high`, two neighbouring values with decisions; `at` is the estimate.
 
     `sign` is the sign of the log ratio at `high`: 1 if the first implementation is slower there, -1 if it is faster.
     """

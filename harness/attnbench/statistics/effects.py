@@ -24,7 +24,7 @@ def run_numbers(
 ) -> Numbers:
     """Return the log ratio of the time of each arm to that of its reference, by workload and arm, for each visit.
 
-    A visit counts if both were sampled in one of its blocks that is not discarded. All arguments are keyed by workload;
+    A visit counts if it has a block that sampled both arms and is not discarded. All arguments are keyed by workload;
     `references` maps each arm to its reference.
     """
     logs = Numbers()
@@ -37,7 +37,7 @@ def run_numbers(
 
 
 def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
-    """Compute the effect of each comparison, by key; with two states of the code, also WHOLE: that of all cells."""
+    """Compute the effect of each comparison, by key; if the plan has two sides, also WHOLE: the mean of all cells."""
     known = {key: effect_of(visits) for key, visits in logs.items()}
     if plan.sides is None or not logs:
         return known
@@ -52,7 +52,7 @@ def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
 
 
 def judge_effects(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
-    """Judge all effects of a run together; between two states of the code no difference is expected (see `judge`)."""
+    """Judge all effects of a run together; `judge` expects differences unless the plan compares two sides."""
     cells = {key: each for key, each in known.items() if key != WHOLE}
     counted = cells if len(cells) == 1 else known  # with a single cell, WHOLE is the same comparison
     found = judge(counted, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)

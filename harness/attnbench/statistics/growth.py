@@ -35,7 +35,7 @@ class Fit:
         return b + 2 * c * length
 
     def reach(self, limit: float) -> float | None:
-        """Return the length that needs `limit` bytes; None if the constant part needs them, or if bytes do not grow."""
+        """Return the length that needs `limit` bytes; None if the constant a reaches `limit`, or bytes do not grow."""
         a, b, c = self.parts
         room = limit - a
         if room <= 0 or (b <= 0 and c <= 0):

@@ -35,7 +35,7 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add the visits that are new in `visits`, all visits so far; return the discarded blocks by workload."""
+        """Add new visits; return all discarded blocks by workload. `visits` contains all visits so far."""
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)

@@ -50,7 +50,7 @@ def means_of(values: Iterable[tuple[Group, float]]) -> dict[Group, float]:
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:
-    """Group values (n,) by codes (n,); return the index of the first value of each group (m,) and its median (m,).
+    """Group values (n,) by codes (n,); return the index of each group's first value (m,) and each group's median (m,).
 
     The groups are in the order of their first value.
     """
@@ -83,7 +83,7 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
 
     A process counts as one number: the mean, over its visits, of the median log sample. On the log scale, the
     half-width is t(0.975) * (standard error of the mean over processes) * sqrt(pi / 2). The last factor allows for the
-    larger error of a median. Without it the interval contains the true median in only 90 to 93 of 100 cases.
+    larger error of a median. Without it, the interval contains the true median in only 90 to 93 of 100 cases.
 
     Sources: for processes as the unit, Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013,
     https://doi.org/10.1145/2464157.2464160; for the variance of a median, Kendall and Stuart, The Advanced Theory of

@@ -40,7 +40,7 @@ class Change:
 
 
 def noise(logs: Array) -> float:
-    """Estimate the standard deviation of log values (n,) from the differences of neighbours, clipped by ALONE."""
+    """Estimate the standard deviation of log values (n,) from the differences of neighbours; for clipping see ALONE."""
     steps = np.diff(logs)
     reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
     return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))
@@ -63,7 +63,7 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
 
 
 def _splits(logs: Array, start: int, end: int, spread: float, smallest: float) -> list[int]:
-    """Return the indices at which a level begins after a step of at least `smallest` in logs; `spread` is the noise."""
+    """Return the indices from `start` to `end` at which `logs` step by at least `smallest`; `spread` is the noise."""
     places = range(start + SHORTEST, end - SHORTEST + 1)
     place = min(places, key=lambda at: _deviation(logs[start:at]) + _deviation(logs[at:end]), default=None)
     if place is None:

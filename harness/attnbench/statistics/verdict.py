@@ -8,10 +8,10 @@ fifth of the error level. Watching a session is harmless, because no verdict cha
 
 Several comparisons share the error level by a multiple testing procedure, which ends at one level for all of them.
 Every interval of a session has this level, so that it excludes a ratio of 1 exactly if the procedure rejects "the same
-time". A gate expects no difference, so it uses Holm's procedure, which bounds the probability of any false alarm. A
-table of many implementations has many true differences. It uses the procedure of Benjamini and Yekutieli, which bounds
-the expected share of false ones among the reported differences under any dependence, and finds far more true
-differences.
+time". A comparison of two states of the code expects no difference, so it uses Holm's procedure, which bounds the
+probability of any false alarm. A table of many implementations has many true differences. It uses the procedure of
+Benjamini and Yekutieli, which bounds the expected share of false ones among the reported differences under any
+dependence, and finds far more true differences.
 
 The user chooses a margin, the smallest relative difference that matters. Slower means that the interval lies above 1
 and the ratio above 1 + margin. Equal means that the interval lies inside the margin. Noise can only make a verdict
@@ -40,7 +40,7 @@ Name = TypeVar("Name")
 
 LOOKS = (4, 8, 16, 32, 64)  # numbers of processes at which a comparison is judged
 FEWEST_PROCESSES = LOOKS[0]
-POWER = 0.80  # a difference is detectable if this share of repetitions would find it
+POWER = 0.80  # probability with which a session finds a difference that is called detectable
 LAYOUT_SPREAD = 0.03
 """Relative difference that two processes with the same code rarely exceed: twice the largest measured standard
 deviation. A single process cannot decide a smaller difference."""
@@ -73,7 +73,7 @@ class Effect:
     num_measured: int = 0
     """Number of all processes, including those that do not count yet."""
     bias: float = 0.0
-    """Extra half-width on the log scale if all measurements share one process, since more of them do not reduce it."""
+    """Extra half-width on the log scale for the error that all measurements in a single process share."""
     num_looks: int = len(LOOKS)
     """Number of looks that share the error level."""
 
@@ -278,9 +278,9 @@ def judge(
 ) -> dict[Name, Judgement]:
     """Judge the comparisons of a session together, by name; `margin` is the smallest relative difference that matters.
 
-    In a session without any true difference, the probability that an interval excludes 1 at any look is at most
-    `error`. With `expects_differences`, as in a table of implementations, `error` bounds the expected share of false
-    ones among the reported differences.
+    In a session without any true difference, the probability that any interval excludes 1 at any look is at most
+    `error`. If `expects_differences` is set, as in a table of implementations, `error` bounds the expected share of
+    false ones among the reported differences.
     """
     if not effects:
         return {}

@@ -45,7 +45,7 @@ class DamagedError(ValueError):
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of two states of the code that are compared: a revision, a folder, a file, or an environment."""
 
-    given: str  # as typed
+    given: str  # as the user wrote it
     implementations: dict[str, str] = msgspec.field(default_factory=dict)  # spec of each implementation, by name
     commit: str = ""  # commit of a revision; "" for any other side
     root: str = ""  # folder with the side's files; "" for a file or an environment
@@ -63,7 +63,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload at increasing values of an axis, along which the faster of two implementations may change."""
+    """A workload at increasing values of one axis, to search for the value where the faster implementation changes."""
 
     axis: str  # a key of SEARCH_RANGES (processes/planning.py)
     values: tuple[int, ...]
@@ -81,7 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     sweep: str
     workloads: tuple[Workload, ...]
-    implementations: tuple[str, ...]  # as typed: a name, or path/to/file.py:Name; for two sides see `sides`
+    implementations: tuple[str, ...]  # specs: names, or path/to/file.py:Name; for two sides see `sides`
     baseline: str  # name of an implementation; "" for two sides, where each implementation is compared with its base
     metrics: tuple[str, ...]  # names
     budget_s: float  # seconds of wall time for the whole run; 0: only the first visits are timed
@@ -90,8 +90,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 8  # fewest blocks in each visit, if they fit into the budget
     num_rounds: int = 4  # fewest visits of each workload, each in a fresh process, even if all verdicts are decided
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
-    # largest expected share of false ones among the verdicts faster and slower; for two sides, largest probability that
-    # any of them is false
+    # at most this share of the verdicts faster and slower is expected to be false; for two sides, this is the largest
+    # probability that any of these verdicts is false
     false_share: float = records.FALSE_SHARE
     seed: int = 0
     cache: str = "warm"  # warm: untimed calls fill it; cold: it is emptied before each call; rotating: only in old runs
@@ -180,7 +180,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def resume_command(self, run: str) -> str:
         """Return the command line that continues the run with the name or folder `run`.
 
-        It repeats the files and sides, because a journal never decides which code is executed.
+        The command names the files and sides again, because a journal never decides which code is executed.
         """
         sides = [] if self.sides is None else [self.sides.base, self.sides.candidate]
         typed = [side.given for side in sides]
@@ -192,7 +192,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_runners(self) -> bool:
-        """Whether several processes take turns in a visit, or a referee times them."""
+        """Whether several processes take turns in a visit, or the coordinator measures the times (`is_refereed`)."""
         return bool(self.alone) or (self.sides is not None and self.sides.is_apart) or self.is_refereed
 
     def is_alone(self, arm: Arm) -> bool:
@@ -215,7 +215,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
-    """A fresh process started. Its environment is that of all events until the next event of this type."""
+    """A fresh process started. `environment` holds for all events until the next event of this type."""
 
     time: str
     environment: Environment
@@ -291,7 +291,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     arms: tuple[ArmSamples, ...]
     called_s: float = 0.0  # seconds inside calls of the arms, untimed ones and checks of their answers included
     elapsed_s: float = 0.0  # seconds of the run at the end of the visit
-    # of the device, before the first block of each request to a worker and after every block; empty: unknown
+    # states of the device after every block, and before the first block of each request to a worker; empty: unknown
     states: tuple[DeviceState, ...] = ()
     probe: str = ""  # the kind of interference probe: its device and number of threads
 
@@ -310,7 +310,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """The run became a baseline by `attnbench gate --accept`. Its file also has these events of earlier baselines."""
+    """`attnbench gate --accept` stored the run as a baseline. Its file also has this event of each earlier baseline."""
 
     time: str
     run: str

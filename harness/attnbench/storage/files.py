@@ -28,7 +28,7 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
 
 @contextmanager
 def writing_to(folder: Path, option: str = "--to") -> Iterator[None]:
-    """Create a folder for files that are written inside the block.
+    """Create a folder for files that are written inside the `with` statement.
 
     Raises:
         ValueError: the folder or a file cannot be written; the message names `option`, which chooses another folder.

@@ -1,4 +1,4 @@
-"""The state of a run: its events, applied in order. It is computed while the run is active, and on every later read.
+"""The state of a run after its events were applied in order, while the run is active and whenever it is read later.
 
 `State.problem` returns the reason why an event cannot come next, for example that its cell is not in the plan, that its
 work is already done, or that a time is not above 0.
@@ -14,7 +14,7 @@ from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, H
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
-"""Kinds of work that are done at most once for a cell; the name of a metric follows MEASUREMENT."""
+"""Kinds of work that are done at most once for a cell; MEASUREMENT is completed by the name of a metric."""
 
 
 class ProbeVisit(NamedTuple):
@@ -163,7 +163,7 @@ class State:
 
 
 def work_of(event: events.CellEvent) -> str:
-    """Return the kind of work that an event reports; "" for events that a cell may have several times."""
+    """Return the kind of work that an event reports, or "" for a `CellFailed`, which a cell may have several times."""
     if isinstance(event, events.CellMeasured):
         return MEASUREMENT + event.measurement.metric
     return CHECK if isinstance(event, events.CellChecked) else PROFILE if isinstance(event, events.CellProfiled) else ""

@@ -41,7 +41,7 @@ SYNC_EVERY_S = 0.1  # least seconds between two syncs to the disk; a kill of the
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
 """The end of a line: its number and its digest. Schema 5 has no number, and its digest has two halves: the first covers
 the line; the second also covers the line before, and is ignored."""
-FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # first schema with digests; first schema in which arms are not only names
+FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # first schema with digests; first schema in which an arm is an `Arm`
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
 _CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"  # in names of arms of old journals: see `_older_decoder`
 _DECODER = msgspec.json.Decoder(Event)
@@ -56,7 +56,7 @@ class Journal:
 
         `state` is the state of the run after all events in the file. With `keeps_copy`, for runs of untrusted code, all
         lines also stay in memory: if another process has changed the file by the end of the context, the file is
-        restored from them, and a `JournalRestored` is appended.
+        restored from memory, and a `JournalRestored` is appended.
 
         Raises:
             ValueError: the folder cannot be created or written, or another process is writing there.
@@ -83,8 +83,8 @@ class Journal:
     def append(self, event: Event) -> None:
         """Append one event, so that a kill cannot lose it; sync the file to the disk at most ten times a second.
 
-        The events of a hundred thousand predicted cells then take seconds; with a sync for each it would be minutes. If
-        Ctrl-C interrupts the caller, the line is written nevertheless.
+        Appending the events of 100,000 predicted cells takes seconds; with a sync for each event it would take minutes.
+        If Ctrl-C interrupts the caller, the line is written nevertheless.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -185,7 +185,7 @@ def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
 
     Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe,
     and `sdpa (base)` for an implementation on the base of two sides. Lines of the current schema may follow the old
-    ones. For a line that is no event, the decoder raises the same errors.
+    ones. For a line that is no event, the decoder raises the errors listed below.
 
     Raises:
         msgspec.DecodeError, KeyError, TypeError, AttributeError: the first line has no plan.
@@ -329,7 +329,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
 
 
 def journal_of(path: Path) -> Path:
-    """Return the journal of a run, given by its folder or its journal; the compressed one only if there is no other."""
+    """Return the journal in a run's folder, the compressed one only if there is no other; return a file unchanged."""
     if not path.is_dir() and path.suffix:
         return path
     packed = path / PACKED
@@ -347,7 +347,7 @@ def find_runs(results: Path) -> list[Path]:
 
 
 def find_run(name: str | None, results: Path) -> Path:
-    """Find the folder of a run by its name below `results`, its folder or its journal; without a name, the newest run.
+    """Find a run's folder; `name` is a name below `results`, a folder, a journal, or None for the newest run.
 
     Raises:
         ValueError: there is no such run; the message names the newest runs.

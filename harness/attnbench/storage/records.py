@@ -1,7 +1,7 @@
 """The types of observations: results of checks, samples, machines and their ceilings, and records of cells.
 
 Every type is frozen. A run is stored as events (storage/events.py), from which records are built when it is read.
-Samples are stored unprocessed; statistics are computed from them on read. Needs no torch.
+Samples are stored unprocessed; statistics are computed when a run is read. This module needs no torch.
 """
 
 import enum
@@ -86,7 +86,7 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grade(self) -> CheckVerdict:
-        """The grade that follows from the errors."""
+        """The grade: right if `ratio` is at most 1, otherwise imprecise if `is_rounding` is true, otherwise wrong."""
         if self.ratio is not None and self.ratio <= 1:
             return CheckVerdict.right
         return CheckVerdict.imprecise if self.is_rounding else CheckVerdict.wrong
@@ -125,7 +125,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one rule, on special rows, memory or layouts. With `is_noted` it does not affect the grade."""
+    """The result of a rule on special rows, memory or layouts; if `is_noted`, the result does not affect the grade."""
 
     rule: str
     holds: bool
@@ -174,12 +174,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[ProbeResult, ...]
     rules: tuple[RuleResult, ...] = ()
     diagnosis: str = ""
-    mistakes: tuple[str, ...] = ()  # known mistakes that give this answer; several if all of them do
+    mistakes: tuple[str, ...] = ()  # names of known mistakes, each of which gives this answer
     step: str = ""  # the first step of attention with a different result, if known
     conventions: tuple[str, ...] = ()  # keys of CONVENTIONS
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
-        """Yield each compared tensor with the name of its probe."""
+        """Yield (name of the probe, tensor) for each compared tensor."""
         for probe in self.probes:
             for tensor in probe.tensors:
                 yield probe.probe, tensor
@@ -264,8 +264,8 @@ class Status(enum.StrEnum):
 
 
 FALSE_SHARE = 0.05
-"""Error level of a session: the largest expected share of false ones among the verdicts faster and slower or, where no
-difference is expected, the largest probability that any of them is false (`judge` in statistics/verdict.py)."""
+"""Error level of a session: at most this share of its verdicts faster and slower is expected to be false. If two states
+of the code are compared, it is the largest probability of any false verdict (`judge` in statistics/verdict.py)."""
 
 
 class Verdict(enum.StrEnum):
@@ -280,7 +280,7 @@ class Verdict(enum.StrEnum):
 class Flag(enum.IntFlag):
     """Observations about a sample, mostly reasons to suspect its time, on a device with queues or on the processor."""
 
-    # its device time is below the host's time to issue it (older journals: below 5 times this time), or `not_hidden`
+    # its device time is below the host's time to issue it (older journals: 5 times this time), or it is `not_hidden`
     host_bound = 1
     not_hidden = 2  # the device waited for the host during the sample
     waits = 4  # the host waits for the device inside a call
@@ -405,14 +405,14 @@ class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """The best observed rate in FLOP/s or bytes/s; `spread` is its ratio to the median of the best rates of rounds."""
+    """The best observed rate in FLOP/s or bytes/s; `spread` is `rate` / the median of the best rates of all rounds."""
 
     rate: float
     spread: float
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of loads for one device, dtype and number of threads; without samples, `message` says why.
+    """The samples of loads on one device, for one dtype and number of threads; `message` says why there are none.
 
     A ceiling is the best rate in these samples, which the run itself measured. Source of the idea: S. Williams, A.
     Waterman, D. Patterson, Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
@@ -436,10 +436,10 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         return self._best(MATMUL)
 
     def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
-        """Return the bytes/s of the fastest copy of at least `num_bytes`, so that no cache smaller than these helps it.
+        """Return the bytes/s of the fastest copy of at least `num_bytes`, which smaller caches cannot speed up.
 
-        With `is_cold`, or for more bytes than the largest copy moves, it is the rate of the largest copy, which fits in
-        no cache. For 0 bytes it is the best rate of any copy. None without samples.
+        If `is_cold` is true or no copy is that large, return the rate of the largest copy, which fits in no cache. If
+        `num_bytes` is 0, return the best rate of any copy. None without samples.
         """
         largest = max((sample.amount for sample in self.samples if sample.kind == COPY), default=0)
         return self._best(COPY, largest if is_cold else min(largest, num_bytes))
@@ -495,7 +495,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell is wrong or failed: its status is neither predicted nor ok, unsupported or approximate."""
+        """Whether the cell is wrong or failed: its status is not a prediction, nor ok, unsupported or approximate."""
         accepted = {Status.ok, Status.unsupported, Status.approximate}
         return self.status not in accepted and not self.is_predicted
 

@@ -1,4 +1,4 @@
-"""Many samples in one array that can be read like a tuple; a million `Sample` objects need six times the memory."""
+"""A sequence of samples that stores them in one array; a million `Sample` objects need six times as much memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ ROW = np.dtype([(field.name, "i8" if isinstance(field.default, int) else "f8") f
 
 
 class Samples(Sequence[Sample]):
-    """Many samples, to which more can be added. Each field of `Sample` is an attribute with an array (n,)."""
+    """A sequence of n samples that can be extended. Each field of `Sample` is an attribute: an array (n,)."""
 
     def __init__(self, samples: Iterable[Sample] = ()) -> None:
         self._rows = np.empty(0, ROW)
@@ -72,7 +72,7 @@ class Samples(Sequence[Sample]):
             yield Sample(*row.item())
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both have equal samples in the same order; the other may be any sequence of samples."""
+        """Return whether `other`, any sequence of samples, has equal samples in the same order."""
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Sample.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]

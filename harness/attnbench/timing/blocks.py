@@ -37,7 +37,7 @@ Longer calls warm the caches themselves, and an extra call would double their co
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""
-WARM_STEPS = 4  # approximate number of turns of all arms together in WARM_S; more if samples are shorter
+WARM_STEPS = 4  # approximate number of turns (of one arm each) in WARM_S; more if samples are shorter
 LONGEST_WARMED_S = 25 * WARM_S  # if the quickest call is longer, nothing is warmed: a pause changes it by 2 % at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
 """Fewest rounds of a calibration, since one reading may be late; one round is enough if every call lasts at least
@@ -45,11 +45,11 @@ DECISIVE shortest samples."""
 MOST_TIMES = 10
 """Longest sample of the slowest arm if it has several calls, as a multiple of the shortest sample. So all arms make
 fewer calls if one arm is far slower than the others."""
-MOST_COLD_CALLS = 8  # in a sample with cold caches: before each call, twice the largest cache is written
+MOST_COLD_CALLS = 8  # in a sample with cold caches, since twice the largest cache is written before each call
 LONGEST_HEAT, STEADY = 4, 0.02
 """Heating lasts at least the requested seconds. It ends once the clock frequency of the device has varied by at most
 the share STEADY in the second half of the time, and at the latest after LONGEST_HEAT times the requested seconds."""
-ROUND_S = 0.05  # seconds for which each arm is called between two readings of the device's clock
+ROUND_S = 0.05  # seconds for which each arm is called between two readings of the device's clock frequency
 MOST_READ = 64  # latest samples of an arm that define its typical time
 WAITED = 0.1
 """A sample counts as disturbed if one of its threads has waited for a processor for a larger share of the time. On an
@@ -100,8 +100,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     arms in `references` take part in every block, since other arms are compared with them. Before the first block, the
     arms are called for at least `sustained_s` seconds without a pause. Samples last at least `sample_s` seconds (0: as
     the clock needs). The settings of samples follow from the call times in `known`. These may include arms of other
-    processes, so that all processes choose the same settings. If an arm of this process is missing there, all its arms
-    are calibrated.
+    processes, so that all processes choose the same settings. If `known` lacks an arm of this process, all arms of this
+    process are calibrated.
     """
 
     epoch: int
@@ -253,7 +253,7 @@ def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions
 def heat(
     measured: Sequence[TimedCall], clock: Clock, least_s: float, conditions: Conditions, seconds: Mapping[Arm, float]
 ) -> None:
-    """Call the arms in turn without a pause for at least `least_s` seconds, and until the device's clock is steady.
+    """Call the arms in turn without a pause, for at least `least_s` seconds and until the clock frequency is steady.
 
     Heating ends after LONGEST_HEAT times `least_s` seconds in any case. It makes the device equally hot for all arms.
     `seconds` has the seconds of a call of each arm.

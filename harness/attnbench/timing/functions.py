@@ -24,10 +24,10 @@ HERE = "here"  # name of the only workload
 class FunctionComparison:
     """The comparison of each function in `calls` with the function `calls[baseline]`, and the strategy for its visits.
 
-    A relative difference below `smallest_effect` does not matter. If all functions are identical, one of them is called
-    faster or slower with a probability of at most FALSE_SHARE. A visit has `num_blocks` blocks. The interference probe
-    calls `gauge_work`, by default a small matrix product and a copy. The default `clock` and `conditions` are those of
-    this machine.
+    A relative difference below `smallest_effect` does not matter. If all functions are identical, the probability that
+    any is judged faster or slower is at most FALSE_SHARE. A visit has `num_blocks` blocks. The interference probe calls
+    `gauge_work`, by default a small matrix product and a copy. The default `clock` and `conditions` are those of this
+    machine.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -84,8 +84,8 @@ class FunctionComparison:
     def run(self, budget_s: float, *, stops: bool = True) -> None:
         """Make visits until no verdict can change, or until `budget_s` seconds after this object was created.
 
-        There are at least LOOKS[0] visits. With stops=False, visits go on for `budget_s` seconds even if no verdict can
-        change.
+        There are at least LOOKS[0] visits. If `stops` is False, visits go on for `budget_s` seconds even if no verdict
+        can change.
         """
         self.reason, self.stops, self.until_s = "", stops, max(0.0, budget_s)
         live = {HERE: [*self.plan.specs]}

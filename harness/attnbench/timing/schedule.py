@@ -93,7 +93,7 @@ class Passes(ABC):
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
         """Return a visit of the open workload with the fewest visits, among those that this process has not visited.
 
-        After the last open workload, a fresh process starts. None if no workload is open, or if the budget is spent.
+        After the last open workload, a fresh process starts. Returns None if none is open, or if the budget is spent.
         """
         is_fresh = not any(live.get(workload) for workload in self._pass)
         if is_fresh:
@@ -125,9 +125,9 @@ class Race(Passes):
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
         """Return the arms that need more visits, by workload, together with their references.
 
-        Everything is open in the first passes. If two states of the code are compared, everything is open while the
-        verdict on all cells together is undecided. Nothing is open if there is nothing to compare, or if the rest of
-        the budget is too short to judge a comparison again.
+        In the first passes, all workloads are open. If two states of the code are compared, all are open while the
+        verdict on all cells together is undecided. None is open if there is nothing to compare, or if the rest of the
+        budget is too short to judge a comparison again.
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
         numbers = run_numbers(state.samples, pairs, self.gauge.follow(state.probes))
@@ -161,7 +161,7 @@ class Race(Passes):
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
         """Return whether `num_passes` more passes bring an undecided comparison to its next look, as in `LOOKS`.
 
-        True also while a workload lacks some of its first visits, or if nothing is judged yet.
+        The result is also True while a workload lacks some of its first visits, or if nothing is judged yet.
         """
         going = [workload for workload in state.num_visits if state.live(workload, self.plan.specs)]
         if any(self.is_first(state, workload) for workload in going) or not self.judged:

@@ -1,10 +1,10 @@
 """Trace one case: run a few steps under torch.profiler, after the check, in a pass that is never timed.
 
-For any implementation, each phase of a step runs in a module, `Forward` or `Backward`. So the viewer can show modules
-even for a bare `attend`, and its DIFF tab finds the same phases in every run.
+For any implementation, each phase of a step runs in a module, `Forward` or `Backward`. So the viewer (a plug-in of
+TensorBoard) can show modules even for a bare `attend`, and its DIFF tab finds the same phases in every run.
 
 Trace files are tidied. The host's name, absolute paths, addresses, and the harness's stack frames around the steps are
-removed. A call stack for each operator is added, and calls of the CUDA runtime get the plug-in's category.
+removed. Each operator gets a call stack, and calls of the CUDA runtime get the category that the plug-in expects.
 
 Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; the
 plug-in's reader, https://github.com/pytorch/kineto/blob/main/tb_plugin/torch_tb_profiler/profiler/trace.py.

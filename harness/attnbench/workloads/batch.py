@@ -84,7 +84,7 @@ def written(requests: tuple[Request, ...]) -> str:
 
 
 def at_longest(requests: tuple[Request, ...], longest: int) -> tuple[Request, ...]:
-    """Scale all requests so that the longest has `longest` keys; a number above 0 becomes no less than 1."""
+    """Scale all requests so that the longest has `longest` keys; token and key counts above 0 stay at least 1."""
     factor = longest / max(each.total for each in requests)
     totals = [max(min(1, each.total), round(factor * each.total)) for each in requests]
     news = [max(min(1, each.new), round(factor * each.new)) for each in requests]
@@ -107,13 +107,13 @@ class Requests(Mask):
         return f"of the requests {written(self.requests)}" + f" in windows of {self.window} keys" * bool(self.window)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as in Mask
-        """Return the index of the first key of each query's request (T,), and that of its own token's key (T,)."""
+        """Return, for each query, the index of its request's first key (T,), and of the key of its own token (T,)."""
         news, totals = (np.asarray(each, dtype=np.int64) for each in zip(*self.requests, strict=True))
         ends, offsets = np.cumsum(totals), np.arange(query_len) - np.repeat(np.cumsum(news), news)
         return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as in Mask
-        """Return the index of the first key that a query sees, and that of its own token's key, elementwise."""
+        """Return the indices of the first key that a query sees, and of the key of its own token, elementwise."""
         first, last = table[0][query], table[1][query]
         before = (last - self.window + 1 - first) * bool(self.window)
         return first + before * (before > 0), last
@@ -121,7 +121,7 @@ class Requests(Mask):
 
 @functools.lru_cache(maxsize=256)
 def rule_of(batch: str, window: int = 0) -> Requests:
-    """Return the mask of a batch of requests, memoized because bound masks are cached by their mask object."""
+    """Return the mask of a batch of requests; equal batches share one object, by which bound masks are cached."""
     return Requests(parse_batch(batch), window)
 
 
@@ -163,7 +163,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_slots(self) -> int:
-        """The number of slots that the batch occupies: whole pages, and those of a shared prefix once."""
+        """The number of slots that the batch occupies, in whole pages; pages of a shared prefix count once."""
         if not self.page_size:
             return sum(each.total for each in self.requests)
         return self.shared_prefix + sum(self.num_own_pages) * self.page_size

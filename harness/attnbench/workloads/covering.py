@@ -40,7 +40,7 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
         return {axis: axes[axis][place] for axis, place in row.items()}
 
     def completed(row: Row) -> Row | None:
-        """Add values of the other axes, first those with most missing pairs, then the least used; None if it fails."""
+        """Complete a row, trying values with the most missing pairs first, then the least used; None if impossible."""
         if not is_possible(valued(row)):
             return None
         if len(row) == len(axes):

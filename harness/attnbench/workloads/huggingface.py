@@ -54,7 +54,7 @@ def load(name_or_file: str) -> Model:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the architecture's defaults, if transformers knows it."""
+    """Fill in the defaults of the model's architecture, if the package transformers knows this architecture."""
     if find_spec("transformers") is None or "model_type" not in given:
         return given
     from transformers import CONFIG_MAPPING

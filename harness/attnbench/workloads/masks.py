@@ -141,11 +141,11 @@ class Mask:
         return {}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """Return the indices into a learned bias's table that follow the head's, elementwise; `offset` is S - T."""
+        """Return the indices that follow the head's index in a learned bias's table, elementwise; `offset` is S - T."""
         return ()
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """Return the numbers that a learned bias adds to scores: those of its parameters `tables` at `index`.
+        """Return the numbers that a learned bias adds to scores, read from its tensors `tables` at `index`.
 
         `places` are the indices of batch row, head and query, which broadcast with each other and with `index`.
         """
@@ -187,7 +187,7 @@ class Mask:
     def dense(
         self, batch_size: int, query_len: int, key_len: int, rows: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Return the mask (B, T, S), True where a key is visible; with `rows` (R,), of these queries: (B, R, S)."""
+        """Return the mask (B, T, S), True where a key is visible; with `rows` (R,), only these queries: (B, R, S)."""
         chosen = np.arange(query_len) if rows is None else rows
         batch = np.arange(batch_size)[:, None, None]
         query = chosen[None, :, None]
@@ -443,7 +443,7 @@ class Additive(Mask):
 
 
 STEEPEST = 8.0
-"""Slopes of ALiBi: of 2^n heads, the first has the slope 2^(-8/2^n), the others have its powers, the last has 2^-8."""
+"""Exponent of ALiBi's slopes: head h of 2^n heads, counted from 1, has the slope 2^(-8h/2^n), so the last has 2^-8."""
 
 
 class Alibi(Mask):
@@ -458,7 +458,7 @@ class Alibi(Mask):
     changes_scores = True
 
     def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
-        """Return the slopes (H,): a geometric series for a power of 2, else plus every other one of the next power."""
+        """Return the slopes (H,): those of the largest power of 2 up to H, then every other slope of the next power."""
         whole = 2 ** int(math.log2(num_heads))
         head, more = np.arange(1, whole + 1), np.arange(num_heads - whole)
         exponents = np.concatenate([head * STEEPEST / whole, (2 * more + 1) * STEEPEST / (2 * whole)])

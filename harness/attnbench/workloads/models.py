@@ -59,7 +59,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases in which some layer takes part; decode only in a decoder, or if some layer lists its phases."""
+        """Phases of any layer; decode is left out of an encoder whose layers all have the default phases."""
         known = {phase for layer in self.layers for phase in layer.phases}
         named = [phase for phase in PHASES if phase in known]
         is_said = any(layer.phases != PHASES for layer in self.layers)
@@ -103,7 +103,7 @@ def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
 def workloads(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[Workload, ...]:
     """Return the distinct workloads of a model in a phase.
 
-    `settings` (axis -> values as typed) override the model's values; all combinations of their values are used.
+    `settings` (axis -> values as texts) override the model's values; all combinations of their values are used.
 
     Raises:
         ValueError: the model has no such phase, or a value is not allowed.

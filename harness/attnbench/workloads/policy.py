@@ -31,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 ShapeKey = tuple[str, str, str, Literal["one", "many"], Literal["none", "causal", "other"], bool, int]
 """The facts that two calls must share for a measurement of one to apply to the other: a `Row`'s first seven fields."""
 Shape = tuple[int, int, int, int]
-"""The sizes that define the distance between two calls that share these facts: the next four fields of a `Row`."""
+"""The sizes that define the distance between two calls with equal ShapeKey: `batch_heads` to `head_dim` of a `Row`."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -169,7 +169,7 @@ def logs_of(shapes: Sequence[Shape]) -> Floats:
 
 
 def is_plain(workload: Workload) -> bool:
-    """Return whether policies apply to a workload: scope `attention`, K = V, and at most a mask and a scale."""
+    """Return whether policies apply: K = V, and default scope, dropout, rotary, sinks, batch and matmul precision."""
     usual = Workload()
     same = ("scope", "dropout", "rotary", "sinks", "batch", "float32_matmul_precision")
     return workload.value_dim == workload.head_dim and all(
@@ -178,7 +178,7 @@ def is_plain(workload: Workload) -> bool:
 
 
 def shape_key_of(workload: Workload, num_threads: int) -> ShapeKey:
-    """Return the kind of a workload's call; `num_threads` counts if the workload sets no number of threads."""
+    """Return the kind of a workload's call, with the number `num_threads` if the workload sets no threads."""
     return (
         workload.device.partition(":")[0],
         workload.dtype,

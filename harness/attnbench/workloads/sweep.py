@@ -90,7 +90,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
 
 
 def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """Return the workloads of `--set` without `--sweep`, in order; other axes have the value in `alone` or the default.
+    """Return the workloads of `--set` without `--sweep`, in order; unset axes have the value in `alone` or the default.
 
     `devices` are those of the machine. The last one is used if neither the settings nor `sweep.alone` name a device.
 
@@ -162,7 +162,7 @@ def _grids(
 ) -> list[tuple[dict[str, Any], Values]]:
     """Return each grid with the values of its axes, plus the settings of axes that no grid names.
 
-    In a grid with `cover = "pairs"`, one axis replaces all axes but the device; its values are the combinations.
+    In a grid with `cover = "pairs"`, one axis COVER, whose values are combinations, replaces all axes but the device.
     """
     named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
     more = {axis: values for axis, values in settings.items() if axis not in named}

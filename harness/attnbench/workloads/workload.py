@@ -78,7 +78,7 @@ SHORT_NAMES = {
 }
 """Prefixes of an axis's value in an id; other axes have their name as the prefix."""
 MASKS_BETWEEN = "|"
-"""Separates alternatives in a value of the axis mask, as in "none|causal": each cell of a check uses one of them."""
+"""Separator of alternatives in a value of the axis mask, as in "none|causal": each cell of a check uses one of them."""
 LONGEST_PART = 40  # characters; a longer part of an id is truncated
 FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4
@@ -322,7 +322,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def operands(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of a call's other inputs besides query, key and value, by name: sinks (H,), learned biases."""
+        """Shapes, by name, of a call's inputs apart from query, key and value: sinks (H,) and learned biases."""
         sizes = (self.batch_size, self.seq_len, self.kv_len)
         sinks = {} if self.sinks == "none" else {"sinks": (self.num_heads,)}
         return sinks | self.mask_rule.parameters(sizes, self.num_heads)

@@ -1,4 +1,4 @@
-"""The corpus of cheats and contaminations, as a list of cases from tables of sources; each case runs in its own file.
+"""The corpus of cheats and contaminations: a list of cases, whose sources come from the tables (TOML) of this folder.
 
 The ideas of many cases come from reports about public benchmarks: ScalingIntelligence/KernelBench 82 and 166,
 gpu-mode/reference-kernels 104, 159 and 162, gpu-mode/pygpubench 7, tensara/tensara 238. No source is copied.
@@ -73,7 +73,7 @@ def attend(query, key, value, *, mask=None):
     return result
 """,
 }
-"""Source of a candidate that makes a change, by the moment of the change."""
+"""Last part of a candidate's source, by the moment at which the candidate calls `make_change()`."""
 ONCE = """
 changed = []
 
@@ -87,7 +87,7 @@ def make_change():
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One cheat or contamination, as a source whose `attend` is the candidate."""
+    """One cheat, contamination or control; `attend` in its source is the candidate."""
 
     id: str
     group: str
@@ -134,7 +134,7 @@ def _whole(stem: str, group: str) -> Iterator[Case]:
 
 
 def _changes(stem: str, group: str) -> Iterator[Case]:
-    """Build a case for each change in a table; its candidate makes the change at the moment `when`."""
+    """Build a case for each change in a table; the key `when` names the moment at which the candidate makes it."""
     for row in _table(stem)["change"]:
         yield Case(
             id=f"{row['id']}@{row['when']}",

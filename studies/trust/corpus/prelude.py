@@ -1,4 +1,4 @@
-"""Common beginning of all sources of the corpus: the honest function, and whether a call is timed."""
+"""Common beginning of all sources of the corpus: the honest function, and a test of whether a call is timed."""
 
 import math
 import sys
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def honest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask True where a key is visible -> (B, H, T, V)."""
+    """Attend: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask (True: visible key) -> (B, H, T, V)."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if mask is None:
         return scores.softmax(dim=-1) @ value
@@ -18,7 +18,7 @@ def honest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 
 
 def is_called_by(*names: str) -> bool:
-    """Whether the call stack has a function with one of these names, which a cheat knows from the harness."""
+    """Return whether a function with one of these names is on the call stack; a cheat knows attnbench's names."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - as a cheat does
     while frame is not None and frame.f_code.co_name not in names:
         frame = frame.f_back
@@ -26,5 +26,5 @@ def is_called_by(*names: str) -> bool:
 
 
 def is_timed() -> bool:
-    """Whether the present call is timed, as part of a sample."""
+    """Return whether attnbench is timing the current call, as part of a sample."""
     return is_called_by("make_calls", "elapsed")

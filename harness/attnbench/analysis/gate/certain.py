@@ -67,7 +67,7 @@ def _shown(value: float | str | None, unit: str) -> str:
 
 
 def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
-    """Classify the change of a cell's status; return its kind, and its outcome or None for the default of the kind."""
+    """Classify the change of a cell's status; return its kind and outcome (None: the kind's default in OUTCOMES)."""
     if candidate is None:
         return Kind.lost, None
     if base is None:
@@ -93,7 +93,7 @@ def _described(record: Record | None) -> str:
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """Return the mistakes and broken rules that the check named; without a check, the message up to its first colon."""
+    """Return the mistakes, step and broken rules of a failed check; without one, the message up to its first colon."""
     agreement = record.agreement
     if agreement is None or agreement.agrees:
         return (record.message.partition(":")[0],)
@@ -126,7 +126,7 @@ def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
 
 
 def _numbers_of(record: Record) -> Numbers:
-    """Return all noise-free numbers of a record, by metric; a new metric is included automatically."""
+    """Return the noise-free numbers of a record with their units, by metric; new metrics are included automatically."""
     known = Numbers()
     if record.agreement is not None and record.agreement.error_ratio is not None:
         known[ERROR_RATIO] = record.agreement.error_ratio, ""

@@ -120,7 +120,7 @@ def _without_findings(rulings: Sequence[Ruling]) -> tuple[Outcome, str]:
 
 
 def _of_sides(results: Results) -> Pair:
-    """Return the two sides of a session, with the judgements of the session."""
+    """Return the `Pair` of a session's two sides, with the judgements of the session."""
     sides = results.plan.sides
     assert sides is not None
     judged = judgements(results).items()
@@ -137,9 +137,9 @@ def _of_sides(results: Results) -> Pair:
 
 
 def _of_runs(base: Results, candidate: Results) -> Pair:
-    """Return two separate runs, compared by their ratios to the reference.
+    """Return the `Pair` of two separate runs; a time is judged by its ratio to the reference's time in the same run.
 
-    Times cannot be compared if machines, their states, versions or settings differ.
+    If the machines, their states, the versions or the settings differ, all judgements are doubtful.
     """
     both = {"base": base, "candidate": candidate}
     matches = matched(base.records, candidate.records)
@@ -184,7 +184,7 @@ def _effects(results: Results) -> dict[tuple[str, str], Effect]:
 
 
 def _other_axes(base: Results, candidate: Results) -> str:
-    """Return the axes in which two runs without a common workload differ, with their values; "" if they have one."""
+    """Return the axes, with their values, in which two runs without a common workload differ; "" if they share one."""
     before, after = base.plan.workloads, candidate.plan.workloads
     if not before or not after or {each.id for each in before} & {each.id for each in after}:
         return ""

@@ -24,7 +24,7 @@ def write(decision: Decision, folder: Path) -> None:
 
 
 def conclusion(decision: Decision) -> Conclusion:
-    """Conclude the command from its decision. Improvements pass."""
+    """Return the conclusion of the command that follows from the gate's decision; an improvement is a pass."""
     return Conclusion(ending=Ending.__members__.get(decision.outcome.name, Ending.passed), words=decision.words)
 
 

@@ -63,7 +63,7 @@ OUTCOMES = dict.fromkeys(Kind, Outcome.finding) | {
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """The judged metric of a cell. `effect` is candidate / base; only times have an interval and `smallest`."""
+    """The judgement on a metric of a cell. `effect` is candidate / base; only times have an interval and `smallest`."""
 
     workload: str
     implementation: str
@@ -132,7 +132,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return ALLOWED.get(metric, 0.0) if limit is None else limit
 
     def limit(self, cells: Iterable[Key], metric: str) -> float | None:
-        """Return the smallest growth that rules of the file allow for these cells; None if a cell has no rule."""
+        """Return the smallest growth of a metric that rules allow for any of the cells; None if a cell has no rule."""
         limits = []
         for cell in cells:
             covering = [rule for rule in self.rule if rule.covers(cell, metric)]
@@ -160,7 +160,7 @@ def load(path: Path | None) -> Thresholds:
     """Read the thresholds in `path`; without it, those in attnbench.toml in the working folder, or the defaults.
 
     Raises:
-        ValueError: the file cannot be read, or has an unknown key or a bad value; the message lists the allowed ones.
+        ValueError: the file cannot be read, or has an unknown key or a bad value; the message lists the allowed keys.
     """
     if path is None and not Path(TOOL_FILE).exists():
         return Thresholds()

@@ -24,7 +24,7 @@ def path_of(fingerprint: str, results: Path) -> Path:
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """Find the baseline of the candidate's environment, or else the latest accepted baseline of another environment.
+    """Return the path of the baseline of the candidate's environment or, without one, of the latest accepted baseline.
 
     With the baseline of another environment, only noise-free facts can be compared.
 
@@ -42,7 +42,7 @@ def find(candidate: Results, results: Path) -> Path:
 
 
 def accept(run: Path, results: Path, reason: str) -> Path:
-    """Store the run at `run`, its folder or journal, as the baseline of its environment; return the new path.
+    """Store a run, given by its folder or journal, as the baseline of its environment; return the baseline's path.
 
     Raises:
         ValueError: the reason is missing, or the run cannot be a baseline; the message says why and what to do.

@@ -22,7 +22,7 @@ FARTHEST = 9.0  # larger relative differences are not shown as percents
 LARGEST_MARGIN = 1e6  # stands for infinity: any growth is allowed
 LEAST_CHANGE = 1.2
 """The state of a machine counts as changed if the ratio of two of its ceilings (highest rates) changes by at least this
-factor. Without a change, factors of up to 1.17 were observed, for copies in main memory shared with others."""
+factor. On unchanged machines, factors of up to 1.17 were observed, for copies in memory that other work used, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Pair:
     matches: Sequence[Match]
     judged: Mapping[Key, Judgement]  # candidate's time / base's, by cell; with two sides, also over all cells
     reference: str = ""  # times of two runs are relative to this implementation, which is not judged itself
-    see: float | None = None  # for two runs, which cannot show equality: a pass must be able to detect this slowdown
+    see: float | None = None  # for two runs: a time passes if it shows no slowdown, but would have shown one of `see`
     has_same_inputs: bool = True
     notes: Sequence[str] = ()
     invalid: Sequence[str] = ()  # reasons why no time counts
@@ -67,8 +67,8 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
 def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
     """Rule on the time of all cells together, in a session with two sides.
 
-    This time may grow by the smallest growth that the rules allow any cell. If a cell has no rule, it may grow by the
-    margin. None if the session has no such judgement.
+    The allowed growth is the smallest one that the rules allow for a cell or, if a cell has no rule, the margin. The
+    result is None if there is no judgement of all cells together, as for two runs.
     """
     judged = pair.judged.get(EVERYTHING)
     if judged is None:
@@ -78,7 +78,7 @@ def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
 
 
 def _judged(key: Key, judged: Judgement, allowed: float | None, pair: Pair) -> Ruling:
-    """Rule on a time that may grow by the fraction `allowed`; if this is None, it may grow by the margin."""
+    """Rule on a time, which may grow by the fraction `allowed` or, if `allowed` is None, by the judgement's margin."""
     limited = judged if allowed is None else replace(judged, margin=min(allowed, LARGEST_MARGIN))
     kind, reason, words = decided(limited, is_asked=allowed is not None, see=pair.see)
     ends = {"effect": judged.ratio, "low": judged.low, "high": judged.high, "smallest": limited.detectable}
@@ -88,7 +88,7 @@ def _judged(key: Key, judged: Judgement, allowed: float | None, pair: Pair) -> R
 def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = None) -> tuple[Kind, Reason | None, str]:
     """Classify a change in time against its margin; return its kind, the reason if it is undecided, and a description.
 
-    With `is_asked`, a rule of the file set the margin. `see` is as in `Pair`.
+    `is_asked` is true if the margin comes from a rule in the user's file of thresholds. `see` is as in `Pair`.
     """
     low, high, allowed = judged.low, judged.high, judged.margin
     change = f"{100 * (judged.ratio - 1):+.1f} %"  # "+5.2 % (+3.0 to +7.5)"
@@ -135,9 +135,9 @@ def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
 
 
 def state_change(base: Results, candidate: Results) -> str:
-    """Describe the largest shift between two ceilings of one machine from run to run; "" if it is below LEAST_CHANGE.
+    """Describe how the ratio of two ceilings changed most between the runs; "" if by a factor below LEAST_CHANGE.
 
-    Every ratio of times may have shifted by the same factor. The ceilings are the fastest matrix product and copies.
+    Ratios of times may have changed by the same factor. Ceilings are the rates of the fastest product and copies.
     """
     changes = [(LEAST_CHANGE, "")]
     for place in base.ceilings.keys() & candidate.ceilings.keys():
@@ -151,6 +151,6 @@ def state_change(base: Results, candidate: Results) -> str:
 
 
 def _rates(ceilings: Ceilings) -> dict[str, float]:
-    """Return the highest rates by kind of load, in FLOP/s or bytes/s."""
+    """Return the highest rate of each kind of load, in FLOP/s or bytes/s; kinds without a rate are left out."""
     known = {"matrix product": ceilings.matmul, "copy": ceilings.copy(0), "copy in memory": ceilings.copy(math.inf)}
     return {name: ceiling.rate for name, ceiling in known.items() if ceiling is not None}

@@ -2,7 +2,7 @@
 
 processes/worker_client.py starts it as `python -m attnbench.processes.worker FD`, where FD is a socket. A fork takes a
 tenth of a second, while starting Python with torch takes seconds. Where workers cannot be forked, the template starts
-each as a new process; its two arguments are the file descriptors of the worker's socket and heartbeat. The template
+each worker as a new process with two arguments: the file descriptors of the worker's socket and heartbeat. The template
 imports the modules in PRELOADED but never an implementation, so that every worker starts clean. When a worker ends,
 processes that it has detached end, too.
 """
@@ -112,8 +112,8 @@ def end(worker: int) -> tuple[int, set[int]]:
 def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
     """Kill processes that outlived their worker and are now children of the template.
 
-    Running workers, whose process ids are in `alive`, are spared. While there are any, only processes in `ended` are
-    killed.
+    Running workers, whose process ids are in `alive`, are spared. While any worker is running, only processes whose ids
+    are in `ended` are killed.
     """
     while strays := [
         child for child in psutil.Process().children() if child.pid not in alive and (not alive or child.pid in ended)

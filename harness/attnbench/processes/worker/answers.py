@@ -72,14 +72,14 @@ MOST_SERIAL = 2**20
 """For workloads with at most this many scores, the oracle uses one thread: several would mostly wait for each other."""
 BROKEN = "cannot be used any more in its process, which is replaced"
 """Message about a device that no longer works in this process, for example after an access to an invalid address."""
-OTHER = -0.5  # factor by which inputs change, to test whether a replay reads the new values
+OTHER = -0.5  # factor by which inputs are multiplied, to test whether a replay reads the new values
 
 
 def replayed(case: Case) -> Callable[[], object]:
-    """Record the case's call as a graph of launches; return a function that replays it, after comparing it with a call.
+    """Record the case's call as a graph of launches, compare a replay with a call, and return the replay function.
 
     Raises:
-        CaptureError: the call cannot be recorded, or the replay differs from it.
+        CaptureError: the call cannot be recorded, or the replay differs from the call.
         FailedError: dropout makes the results random, so that they cannot be compared.
     """
     if case.workload.dropout > 0:
@@ -91,7 +91,7 @@ def replayed(case: Case) -> Callable[[], object]:
 
 
 def require_replay(case: Case, replay: Callable[[], object]) -> None:
-    """Require that a replay and a call have the same results, on other input values than at the recording.
+    """Require that a replay and a call give the same results for input values other than the recorded ones.
 
     Raises:
         CaptureError: the results differ, because part of the call is not in the graph.
@@ -169,7 +169,7 @@ NO_FLOAT64 = "no float64 output is finite: with a boolean mask, `mask * finfo(fl
 
 
 def beyond_bound(agreed: Agreement, most: float) -> str:
-    """Describe the first output of an approximation whose error exceeds the declared bound; "" if none does.
+    """Describe the first output whose error exceeds the bound that an approximation declares; return "" if none does.
 
     `most` is the bound as a fraction of the largest value of the output; 0: no bound is declared. Gradients have no
     bound, because the gradients of quantised operands are 0.
@@ -183,7 +183,7 @@ def beyond_bound(agreed: Agreement, most: float) -> str:
 
 
 def takes_infinity(candidate: Implementation) -> bool:
-    """Whether the output of a small call with -inf in its bias is finite; True if it raises, which a check reports."""
+    """Return whether the output of a small call with -inf in its bias is finite; True if the call raises an error."""
     small = Workload(seq_len=80, num_heads=1, head_dim=8, mask="sliding_window(2)")  # whole tiles are hidden
     try:
         with torch.no_grad():
@@ -210,7 +210,7 @@ def _probe(name: str, num_threads: int) -> blocks.TimedCall:
 
 @cache
 def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Tolerance]]]:
-    """Return a model, which is built at first use, and the right result of each of its tensors, by batch and name."""
+    """Build a model at first use; return it, and the right values and tolerances of its tensors, by batch and name."""
     warnings.filterwarnings("ignore", module="transformers")
     model = in_model.load(spec)
     return model, in_model.expect(model)
@@ -251,8 +251,8 @@ class Worker:
         self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None  # the latest case, with its workload id and spec
-        self.refereed: list[agreement.Observed] = []  # prepared calls of a refereed sample
-        self.returned: list[object] = []  # results of the calls of a refereed sample
+        self.refereed: list[agreement.Observed] = []  # prepared calls, which the coordinator will time
+        self.returned: list[object] = []  # results of the calls in `refereed`
         self.screened: set[tuple[str, str]] = set()  # workload ids and specs with an output that was judged thoroughly
         self.pads: list[bytearray] = []  # unused memory that shifts later allocations
         self.guard = state.Guard()
@@ -360,7 +360,7 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Return the environment. `layout` is the seed of a random shift of memory, which differs between epochs."""
+        """Shift later memory allocations at random, with the seed `layout`; return the environment."""
         draws = random.Random(layout)
         self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
         return messages.Started(environment=environment.collect())
@@ -409,7 +409,7 @@ class Worker:
         return CeilingsMeasured(ceilings=loads.ceilings(workload, limit_s, self.heartbeat.beat))
 
     def prepare(self, cell: Target, limit_s: float) -> messages.Prepared | Failed:
-        """Test whether the implementation supports the workload, with calls of about `limit_s` seconds or less."""
+        """Prepare a check; fail if the workload is unsupported, or a call is predicted to exceed `limit_s` seconds."""
         self.heartbeat.beat()
         candidate, workload = self.implementation(cell.spec), cell.workload
         if (reason := reason_against(candidate, workload)) is not None:
@@ -450,7 +450,7 @@ class Worker:
     ) -> CellChecked | Failed:
         """Check whether the implementation is right. Another process, which has loaded it, makes all calls.
 
-        A call may have a predicted time of at most `limit_s` seconds. With `is_brief`, only one kind of input is
+        A call may have a predicted time of at most `limit_s` seconds. If `is_brief` is set, only one kind of input is
         compared and no rule is tried, which is enough if the implementation has fully passed on a workload of the same
         kind. For `rejects` see Plan.
         """
@@ -490,7 +490,7 @@ class Worker:
         return self.references[1]
 
     def forget_code(self) -> None:
-        """Forget the results of rules, and which cells had a judged output, because the code has changed."""
+        """Forget the results of rules and of earlier judgements, because the code under test has changed."""
         self.rules.clear()
         self.screened.clear()
 
@@ -534,7 +534,7 @@ class Worker:
     def judge_output(
         self, cell: Target, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
     ) -> Failed | None:
-        """Judge results that another process has sent; return Failed if one is wrong. `row_seed` selects the rows."""
+        """Judge results that another process has sent, in rows drawn from `row_seed`; return Failed if one is wrong."""
         workload, key = oracle.on_host(cell.workload), (cell.workload.id, cell.spec)
         inputs, exchange = draw_normal(workload, 0), TensorFile(handed.exchange)
         for number in numbers if workload.dropout == 0 else ():
@@ -563,7 +563,7 @@ class Worker:
         return self.kept
 
     def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
-        """Measure one metric of a cell, in a pass of its own."""
+        """Measure one metric of a cell, apart from timing; return Failed if its value is not finite."""
         reader, case = self.metrics[metric], self.case(cell)
         assert reader.measure is not None
         value = reader.measure(case)
@@ -591,7 +591,7 @@ class Worker:
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
-        """Sample the blocks of a visit; with `visit.verifies`, then check that every arm still gives right answers."""
+        """Sample the blocks of a visit; if `visit.verifies`, then check that every arm still gives right answers."""
         arms = [arm for arm, _ in visit.arms]
 
         here, bench = device(visit.workload.device), self.bench(visit.workload)

@@ -1,9 +1,9 @@
 """Predict the time of a call from calls at shorter lengths, and describe failures.
 
-The lengths grow fourfold (sixteenfold for compiled code); there is one call at each length, as long as the predicted
-time of the next call is below the limit. The times at the last two lengths give an exponent of growth, and the exponent
-gives the predicted time. If a prediction is uncertain, the cell is tried: a cell that wrongly seems to fit costs a
-little time, but a cell that wrongly seems not to fit is lost. Why: docs/adr/0005.
+The lengths grow fourfold (sixteenfold for compiled code). There is one call at each length, until the predicted time of
+the next call exceeds the limit. The times at the last two lengths give an exponent of growth, and the exponent gives
+the predicted time. If a prediction is uncertain, the cell is tried: a cell that wrongly seems to fit costs a little
+time, but a cell that wrongly seems not to fit is lost. Why: docs/adr/0005.
 """
 
 import math
@@ -35,9 +35,9 @@ FIRST_COMPILED_LEN, COMPILED_STEP = 256, 16
 compiler finds their code in its cache."""
 MOST_EXPONENT = 2.0  # largest exponent of growth of the time with the length
 MOST_RETRIES = 3  # repetitions of the longest call before a prediction above the limit counts
-FAR_BELOW = 4.0  # no longer call is made if, even with quadratic growth, the prediction is this factor below the limit
+FAR_BELOW = 4.0  # attempts end if quadratic growth predicts a time of at most the limit divided by this factor
 LONGEST_MESSAGE = 600  # characters
-MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")  # in messages of a RuntimeError
+MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")  # parts of a RuntimeError's message
 OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 """Folders of this package and of torch; frames of a traceback with files below them are not the user's."""
 
@@ -83,7 +83,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
 
 
 def _places(frames: list[traceback.FrameSummary]) -> str:
-    """Name the innermost line of the user's file and, if it called a package other than torch, the innermost one there.
+    """Name the innermost line in a user's file and, if it called an installed package except torch, the line there.
 
     Returns "" if no frame is the user's.
     """
@@ -99,7 +99,7 @@ def _places(frames: list[traceback.FrameSummary]) -> str:
 
 
 def load_error(spec: str, error: Exception) -> Exception:
-    """Turn an error of importing `spec` into a LoadError with all its causes; return a ValueError of ours unchanged."""
+    """Turn an error of importing `spec` into a LoadError with all causes; return attnbench's own ValueErrors as is."""
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     is_ours = any(OURS in Path(file).parents for file in raised_in)
     if is_ours and isinstance(error, ValueError):
@@ -153,7 +153,7 @@ def require_within_limit(
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
     """Yield the workload at shorter lengths, which grow fourfold from 16 and stay below the workload's own length.
 
-    With `compiles`, the lengths grow sixteenfold from 256.
+    If `compiles` is set, the lengths grow sixteenfold from 256.
     """
     length, step = (FIRST_COMPILED_LEN, COMPILED_STEP) if compiles else (FIRST_LEN, STEP)
     while length < workload.longest:
@@ -164,11 +164,11 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
 def predict_call_time(
     limit_s: float, workload: Workload, attempt: Callable[..., float | None], *, compiles: bool = False
 ) -> None:
-    """Predict the seconds of one call from shorter lengths, if any is supported.
+    """Predict the seconds of one call from calls at shorter lengths, and require that they are at most `limit_s`.
 
     `attempt(workload, is_first=...)` calls a workload once and returns its seconds, or None if that length is
     unsupported; `is_first` marks the first call at a length. Attempts end when even quadratic growth would stay far
-    below the limit.
+    below the limit. If no shorter length is supported, there is no prediction and no error.
 
     Raises:
         FailedError: the prediction is above the limit; the message gives it and its basis.
@@ -197,8 +197,8 @@ def predict_call_time(
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
     """Extrapolate `values`, which are keyed by length, to another length, as a power of the length.
 
-    The exponent is that between the last two values, limited to the range from `least` to MOST_EXPONENT. With a single
-    value, it is the larger of 1 and `least`, because the first call is mostly overhead.
+    The exponent follows from the last two values, and is limited to the range from `least` to MOST_EXPONENT. If there
+    is a single value, the exponent is the larger of 1 and `least`, because the first call is mostly overhead.
     """
     *_, (before, earlier), (last, value) = [(0, 0.0), *values.items()]
     exponent = 1.0
