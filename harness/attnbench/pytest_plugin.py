@@ -103,7 +103,7 @@ CLOCK = ReplayClock()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Make pytest-benchmark use the replay clock in tests that have both fixtures."""
+    """Make pytest-benchmark use the replay clock in tests with the fixtures `attention_bench` and `benchmark`."""
     if {"attention_bench", "benchmark"} <= {*getattr(item, "fixturenames", ())}:
         item.add_marker(pytest.mark.benchmark(timer=CLOCK))
 

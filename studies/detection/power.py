@@ -1,4 +1,4 @@
-"""Detection of every known mistake, by every rule, on every kind of input, in each dtype, at many lengths."""
+"""Which decision rules (judges.py) detect each known mistake, on each kind of input, in each dtype, at many lengths."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ USUAL_LEN = 17
 
 @cache
 def forms(family: int, length: int, dtype: str) -> dict[str, list[Mistake]]:
-    """List the mistakes that can be made at the workload of a family, by name; `family` is its index in FAMILIES."""
+    """Group by name the catalogue's mistakes for FAMILIES[family] at this length and dtype."""
     found: dict[str, list[Mistake]] = {}
     for mistake in catalogue(FAMILIES[family].at(length, dtype)):
         found.setdefault(mistake.name, []).append(mistake)

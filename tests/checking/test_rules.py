@@ -521,9 +521,6 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     found = tried(NeedsContiguous)
     assert "view" in found["layouts"].found
     assert found["layouts"].is_noted
-    found = tried(ReadsFromTheStart)
-    assert not found["layouts"].holds
-    assert not found["layouts"].is_noted
 
 
 class KeysStridesForAll(Textbook):

@@ -248,11 +248,6 @@ def test_a_mask_has_the_axes_that_a_package_wants(name, axes):
         assert mask.added_as(axes, torch.float32).equal(torch.zeros(()).where(expected, -torch.inf))
 
 
-def test_axes_of_a_mask_are_letters_once_each():
-    with pytest.raises(ValueError, match=r"'tt' is not allowed: axes of a mask are b, h, t and s"):
-        bind(POINT).visible_as("tt")
-
-
 def test_a_module_that_is_not_implemented_in_some_sizes_is_unsupported_there():
     def make(sizes):
         if sizes.num_heads == 1:
@@ -347,9 +342,14 @@ def made_of(**others):
 
 
 MISUSES = {
+    "an axis of a mask twice": (lambda: bind(POINT).visible_as("tt"), "'tt' is not allowed: axes of a mask are b, h"),
     "one layer twice": (lambda: split("qkv", "qkv", "v", out="proj"), "give different names of layers"),
     "a layer for its name": (lambda: split(nn.Linear(1, 1), "k", "v", out=None), "give different names of layers"),
     "a name for out that is none": (lambda: packed("qkv", out=True), "out=None if the module has no output"),
+    **{
+        f"the order {order!r}": (partial(packed, "qkv", order, out="proj"), "name q, k and v once each")
+        for order in ("qkk", "qk", "qkvv", "abc", "")
+    },
     "a part missing": (
         lambda: stacked({"to_q": "q", "to_kv": "k"}, out=None),
         "is not allowed: its letters",
@@ -500,9 +500,3 @@ def test_weights_are_the_same_whatever_the_biases(bias):
     weights = draw_weights(POINT.with_axes({"bias": bias})).tensors()
     everything = draw_weights(POINT.with_axes({"bias": "all"})).tensors()
     assert all(torch.equal(tensor, everything[name]) for name, tensor in weights.items())
-
-
-@pytest.mark.parametrize("order", ["qkk", "qk", "qkvv", "abc", ""])
-def test_an_order_names_each_of_three_once(order):
-    with pytest.raises(ValueError, match="name q, k and v once each"):
-        packed("qkv", order, out="proj")

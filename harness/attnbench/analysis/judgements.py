@@ -192,7 +192,7 @@ class Judgement:
 
     @property
     def keeps(self) -> str:
-        """A description of the memory that grows with each call, in the first cell with such memory; "" if none has."""
+        """The warning about memory that grows with each call, from the first cell that has one; "" if there is none."""
         kept = filter(None, (record.measurement(KEPT_MEMORY) for record in self.records))
         return next((each.warnings[0] for each in kept if each.warnings and each.samples[0].value), "")
 

@@ -100,7 +100,7 @@ def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], 
 
 
 def gathered_over_others(results: Results, mask: RowMask, *, names: tuple[str, ...], readers: int) -> Tensor:
-    """Return the context; for operands in `names`, the gradient of key/value head g sums the wrong query heads.
+    """Return the right context with a wrong gradient: for operands in `names`, key/value head g sums wrong query heads.
 
     It sums query heads g, g + G, ..., instead of the `readers` = H / G query heads that read key/value head g.
     """

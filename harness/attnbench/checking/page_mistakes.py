@@ -1,8 +1,8 @@
 """Known mistakes of functions that read a paged cache, by kind: each function in KINDS yields the mistakes of one kind.
 
-A mistake is the textbook form of a batch of requests with some steps replaced, as in mistakes.py. In the textbook form,
-keys and values are in the order of the requests. `Pages` maps them to slots of the pool of pages: code that reads a
-wrong slot reads another key, or 0 if it is unused. Shapes as in the contract; T and S count tokens of all requests.
+A mistake is textbook attention over a batch of requests, with some steps replaced as in mistakes.py. There, keys and
+values are in the order of the requests; `Pages` maps them to slots of the page pool, so that code which reads a wrong
+slot gets another key, or 0 from an unused slot. Shapes as in the contract; T and S count tokens of all requests.
 """
 
 import math

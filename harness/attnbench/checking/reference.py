@@ -477,9 +477,9 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
     """Return for each tensor, by name, the largest absolute value among the tensors of its kind.
 
-    The kinds are the output, the gradients of tokens, and the gradients of weights. Gradients of one kind are sums of
-    terms of similar size; if the terms cancel in one of them, their roundings remain. The gradient of any other operand
-    is a kind by itself: that of a sink, for example, is a sum over all queries.
+    The kinds are the output, the gradients of tokens, and the gradients of weights; any other gradient is a kind by
+    itself: that of a sink, for example, is a sum over all queries. Gradients of one kind are sums of terms of similar
+    size, so they share a scale: where the terms of one tensor cancel, its own values would be no more than roundings.
     """
     tokens = {f"gradient of {name}" for name in TOKENS}
     kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}

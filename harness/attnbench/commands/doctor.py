@@ -1,4 +1,4 @@
-"""`attnbench doctor`: examine whether this machine, or a cluster, is fit to measure."""
+"""`attnbench doctor`: check whether this machine or a cluster is fit for measurements."""
 
 import math
 import os

@@ -58,7 +58,7 @@ class PageSignature:
         """Check that the harness can call the function with arguments of these names.
 
         Raises:
-            ValueError: the function takes no pool, has a parameter by position only, or needs one that is not in PAGED.
+            ValueError: it has no pool parameter, a positional-only parameter, or a required parameter that is not in PAGED.
         """
         if missing := [name for name in ("query", "key_cache", "value_cache") if name not in self.names]:
             known = ", ".join("/".join(PAGED[name]) for name in missing)
@@ -242,7 +242,7 @@ class PagedAttention(Attention):
 
 
 def from_paged(function: Callable[..., Any], spec: str, declared: Declared) -> Implementation:
-    """Create the implementation of a function that has a parameter for a block table.
+    """Create the implementation of a function that has a parameter for a block table; `spec` names it in messages.
 
     Raises:
         ValueError: the function takes no pool, has a parameter by position only, or needs one that is not in PAGED.

@@ -1,4 +1,4 @@
-"""Intel's GPUs, written against the signatures of torch.xpu and never run: everything here is untried.
+"""Support for Intel GPUs, written from the documentation of torch.xpu but never run: treat it as untested.
 
 Source: https://docs.pytorch.org/docs/stable/xpu.html.
 """

@@ -219,7 +219,7 @@ def compared(tolerance: Tolerance, result: object) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """The comparisons of an implementation with the oracle on a sentence."""
+    """The comparison of an implementation with the oracle, step by step, on the words of one sentence."""
 
     spec: str = ""  # as the user entered it
     walk: Walkthrough

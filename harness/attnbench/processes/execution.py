@@ -853,7 +853,7 @@ def threads_settings(number: int) -> dict[str, str]:
 def checking_templates(
     folder: Path, timeout_s: float, *, is_interpreted: bool = False, keeps_answers: bool = False
 ) -> Iterator[list[Template]]:
-    """Provide started templates for two lanes of checks, or for one lane if there is a single processor.
+    """Yield started worker templates, one for each parallel lane of checks: two, or one on a single processor.
 
     Checks time nothing, so workers with the same environment can check all plans. If `keeps_answers` is set, the right
     answers that were computed for one plan are kept for the next. `timeout_s` limits the seconds of each step.

@@ -353,10 +353,10 @@ class ProcessClient(WorkerClient):
         may_ask: bool = False,
         num_steps: float = math.inf,
     ) -> T | Failed | Request:
-        """Send a message to this process; return the reply, or Failed if none comes within `num_steps` timeouts.
+        """Send a message to this process; return the reply, or Failed if it ends, sends no valid reply or is too slow.
 
-        `timeout_s` limits the seconds between two heartbeats; 0: the client's own `timeout_s`. If `may_ask` is set, the
-        process may send a request of its own instead of a reply.
+        Too slow means `timeout_s` seconds without a heartbeat (0: the client's own `timeout_s`), or `num_steps` times
+        that in all. If `may_ask` is set, the process may send a request of its own instead of a reply.
         """
         timeout_s = timeout_s or self.timeout_s
         if self._line is None:

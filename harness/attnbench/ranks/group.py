@@ -48,7 +48,7 @@ class RankSilentError(RuntimeError):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The function that the ranks call, and its last argument `rank`, in which each rank sets its own number."""
+    """A request to call a function on every rank; each rank sets its own number in `rank`, the last argument."""
 
     module: str
     function: str

@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(starter: int, folder: str, device: str, patience_s: float, lines: list[int]) -> None:
-    """Fork a rank for each socket in `lines`, and wait for the ranks; `starter` is the id of the process that starts it."""
+    """Fork a rank for each socket in `lines`, and wait for the ranks; `starter` is the id of the starting process."""
     end_with(starter)
     launcher, children = os.getpid(), []
     for rank, line in enumerate(lines):

@@ -313,7 +313,7 @@ def batch_line(results: Results) -> str:
 
 
 def first_calls_line(members: Sequence[Answer]) -> str:
-    """Format first calls, and when they pay off, on the shape with the most first calls; "" if none was measured."""
+    """Format the first-call times and break-even points at the shape with the most of them; "" if none was measured."""
     timed: dict[Answer, list[Cell]] = {}
     for each in members:
         timed[each] = [cell for cell in each.cells if FIRST_CALL in cell.metrics]

@@ -70,7 +70,7 @@ def length(axes: Axes) -> str:
 
 
 def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
-    """Return the most common value of each axis of GROUP_AXES, which has no lengths, and which of these axes vary."""
+    """Return the most common value of each axis in GROUP_AXES (none is a length), and the set of axes that vary."""
     members = [workload.axes() for workload in workloads]
     values: dict[str, Counter[object]] = {}
     for axis in GROUP_AXES if members else ():

@@ -68,10 +68,10 @@ def standing(
 
 
 def _parts(numbers: Mapping[int, float]) -> tuple[list[float], list[float]]:
-    """Split log ratios by process into those of even processes, which choose, and those of odd processes, which judge.
+    """Split log ratios by process: those of even-numbered processes choose the leader, those of odd ones judge.
 
-    With fewer than CHOOSING_PROCESSES processes, all of them choose. A verdict from processes that also chose would be
-    biased, so only the first three of them judge: this is enough for an estimate, but too few for a verdict.
+    With fewer than CHOOSING_PROCESSES processes, all of them choose, and the first three also judge. Such judgements
+    are biased, so there are only three: enough for an estimate, too few for a verdict.
     """
     every = [*numbers.values()]
     if len(every) < CHOOSING_PROCESSES:

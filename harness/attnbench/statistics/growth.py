@@ -46,9 +46,9 @@ class Fit:
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
     """Fit bytes = a + b T + c T^2, with coefficients of at least 0, to points (length T, bytes).
 
-    The fit minimises the sum of squared relative errors. Attention allocates tensors whose size is constant, linear or
-    quadratic in the length. Points with 0 bytes are ignored. The result is None if fewer than three lengths remain, or
-    if the relative error at a fitted point exceeds LARGEST_MISFIT.
+    The fit minimises the sum of squared relative errors, and uses only the longer half of the points (at least
+    FEWEST_FITTED if possible). Points with 0 bytes are ignored. Attention allocates tensors of constant, linear or
+    quadratic size. None if fewer than three lengths remain, or a fitted point's relative error exceeds LARGEST_MISFIT.
 
     Source: C. L. Lawson and R. J. Hanson, Solving Least Squares Problems, 1974, chapter 23 (non-negative least
     squares).

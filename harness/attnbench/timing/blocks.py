@@ -93,15 +93,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one visit: a few blocks of one workload in the process with the number `epoch`.
+    """The plan of visit `number` of a workload: a few blocks in the process with the number `epoch`.
 
     `seed` draws the order of the arms in each block. If the blocks would last longer than `longest_s` seconds (0: no
     limit), slow arms take part in fewer of them; if this is not enough, there are fewer blocks, but at least one. The
     arms in `references` take part in every block, since other arms are compared with them. Before the first block, the
     arms are called for at least `sustained_s` seconds without a pause. Samples last at least `sample_s` seconds (0: as
-    the clock needs). The settings of samples follow from the call times in `known`. These may include arms of other
-    processes, so that all processes choose the same settings. If `known` lacks an arm of this process, all arms of this
-    process are calibrated.
+    long as the clock requires). The number of calls in a sample is chosen from the call times in `known`, which may
+    include arms of other processes, so that all processes choose the same. If `known` lacks an arm of this process, all
+    its arms are calibrated.
     """
 
     epoch: int

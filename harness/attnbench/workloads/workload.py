@@ -343,7 +343,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
-        """Return the workload with `length` as its longer length, the other in proportion, and a mask that fits both.
+        """Scale the longer of seq_len and kv_len to `length`, the other in proportion, and adapt the mask to both.
 
         In a batch of requests, the longest request gets `length` keys, and the others are scaled in proportion.
         """
