@@ -58,7 +58,7 @@ class PageSignature:
         """Check that the harness can call the function with arguments of these names.
 
         Raises:
-            ValueError: it has no pool parameter, a positional-only parameter, or a required parameter that is not in PAGED.
+            ValueError: it has no pool parameter, a positional-only parameter, or a required one that is not in PAGED.
         """
         if missing := [name for name in ("query", "key_cache", "value_cache") if name not in self.names]:
             known = ", ".join("/".join(PAGED[name]) for name in missing)

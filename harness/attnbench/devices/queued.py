@@ -115,7 +115,7 @@ class QueuedClock(Clock):
         return cycles / spun_s if spun_s > 0 else 0.0
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time `num_calls` calls on device and host; with `flush`, queue each behind its own spin, with empty caches."""
+        """Time `num_calls` calls on device and host; with `flush`, each behind its own spin, with empty caches."""
         known = self._known_of(call)
         device_s = issue_s = 0.0
         flags, left = Flag(0), num_calls
