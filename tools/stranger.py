@@ -73,7 +73,7 @@ def try_all(wheel: Path, folder: Path, packages: Path | None) -> None:
     run("attnbench --install-completion && test -s ~/.bash_completions/attnbench.sh", "completion installed")
     run("_ATTNBENCH_COMPLETE=complete_bash COMP_WORDS='attnbench com' COMP_CWORD=1 attnbench", "compare")
     run("python -m pip uninstall --yes attnbench", "Successfully uninstalled")
-    run("! command -v attnbench && ! python -c 'import attnbench'")
+    run(f"! test -e {binaries}/attnbench && ! python -c 'import attnbench'")
     left = [path for path in (folder / "environment").rglob("*attnbench*") if path.exists()]
     if left:
         raise RuntimeError(f"left behind: {left}")
