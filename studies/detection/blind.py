@@ -37,6 +37,8 @@ JUDGED = Path(__file__).with_name("judged.json")
 """Judgements (see JUDGEMENTS) of attnbench's diagnosis of each function from m701 on, by state of attnbench's code. The
 people who judged had not written the diagnoses."""
 JUDGEMENTS = ("right", "vague", "wrong", "missed")
+LATER = """Later rows are of code that was mended for these same functions, and the last judges five again: their
+bounds say how many were wrong here, not how many would be among new functions."""
 BATCH = 20
 """Number of files that one command checks, so that reference answers are computed once for all of them."""
 
@@ -125,6 +127,7 @@ def sentences(judged: dict[str, dict[str, str]]) -> list[str]:
     return [
         "## Sentences",
         f"{words}one is true but does not lead there, a wrong one leads elsewhere.",
+        LATER,
         markdown_table(rows),
     ]
 

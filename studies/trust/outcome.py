@@ -19,7 +19,7 @@ TEMPLATE = """# Can times be trusted whoever wrote the code?
 
 Made by `nox -s cheats` on {machine}: each case is run for real by `attnbench run --referee`, with the same function
 without the cheat, `fused` and `sdpa`. A time is false if it is less than that of the honest function, or than its
-fastest in the controls, by a factor of {noise}: page faults double the honest time in some processes, by chance.
+fastest in the controls, by a factor of {noise}: in some processes the honest time is doubled, by chance.
 "Affected" counts cases in which another implementation lost its time, or its ratio to `sdpa` left the range of the
 controls.
 
@@ -61,8 +61,8 @@ def row(case: Case, session: Session, usual: Mapping[str, Sequence[float]], fast
     """Judge one case by its session.
 
     `usual` maps implementations to their ratios to the baseline in the controls, and `fastest_s` is the shortest time
-    of the honest function there. It counts at the shape of the controls, since page faults, by chance, may double the
-    honest function's time in a process.
+    of the honest function there. It counts at the shape of the controls, since in some processes the honest function
+    takes twice the time, by chance.
     """
     outcome, reason = _outcome(session, math.inf if case.settings else fastest_s)
     changes = [_change(session, name, [] if case.settings else usual.get(name, [])) for name in (HONEST, INNOCENT)]
