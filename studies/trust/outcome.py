@@ -1,6 +1,5 @@
 """Judge the session of each case: its outcome (one of OUTCOMES), and its effects on other implementations."""
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,9 @@ NO_TIME, TRUE, FALSE, LOST = OUTCOMES = ("no time", "true time", "TIME GIVEN WRO
 TEMPLATE = """# Can times be trusted whoever wrote the code?
 
 Made by `nox -s cheats` on {machine}: each case is run for real by `attnbench run --referee`, with the same function
-without the cheat, `fused` and `sdpa`. A time is false if it is less than that of the honest function, or than its
-fastest in the controls, by a factor of {noise}: in some processes the honest time is doubled, by chance.
-"Affected" counts cases in which another implementation lost its time, or its ratio to `sdpa` left the range of the
-controls.
+without the cheat, `fused` and `sdpa`. A time is false if it is less than that of the honest function by a factor of
+{noise}. "Affected" counts cases in which another implementation lost its time, or its ratio to `sdpa` left the range of
+the controls.
 
 {summary}
 
@@ -52,33 +50,25 @@ def judged(cases: Sequence[Case], sessions: Mapping[str, Session]) -> list[Row]:
         name: [ratio for session in controls if (ratio := session.ratio(name, BASELINE)) is not None]
         for name in (HONEST, INNOCENT)
     }
-    honest = [session.cells[name].latency_s for session in controls for name in (CANDIDATE, HONEST)]
-    fastest_s = min((time_s for time_s in honest if time_s is not None), default=math.inf)
-    return [row(case, sessions[case.id], usual, fastest_s) for case in cases if case.id in sessions]
+    return [row(case, sessions[case.id], usual) for case in cases if case.id in sessions]
 
 
-def row(case: Case, session: Session, usual: Mapping[str, Sequence[float]], fastest_s: float = math.inf) -> Row:
-    """Judge one case by its session.
-
-    `usual` maps implementations to their ratios to the baseline in the controls, and `fastest_s` is the shortest time
-    of the honest function there. It counts at the shape of the controls, since in some processes the honest function
-    takes twice the time, by chance.
-    """
-    outcome, reason = _outcome(session, math.inf if case.settings else fastest_s)
+def row(case: Case, session: Session, usual: Mapping[str, Sequence[float]]) -> Row:
+    """Judge one case by its session; `usual` maps implementations to their ratios to the baseline in the controls."""
+    outcome, reason = _outcome(session)
     changes = [_change(session, name, [] if case.settings else usual.get(name, [])) for name in (HONEST, INNOCENT)]
     if session.cells.get(BASELINE, Cell(status="missing")).latency_s is None:
         changes.append(f"{BASELINE} has no time")
     return Row(case=case, outcome=outcome, reason=reason, affected="; ".join(filter(None, changes)))
 
 
-def _outcome(session: Session, fastest_s: float) -> tuple[str, str]:
+def _outcome(session: Session) -> tuple[str, str]:
     found = session.cells.get(CANDIDATE, Cell(status="missing"))
     if session.lost:
         return LOST, session.lost
     if found.latency_s is None:
         return NO_TIME, f"{found.status}: {found.message}"
-    honest_s = session.cells.get(HONEST, Cell(status="missing")).latency_s
-    ratio = None if honest_s is None else found.latency_s / min(honest_s, fastest_s)
+    ratio = session.ratio(CANDIDATE, HONEST)
     if ratio is not None and ratio < 1 / NOISE:
         return FALSE, f"{ratio:.2g} of the honest time"
     return TRUE, ""

@@ -87,14 +87,6 @@ def test_a_time_below_that_of_the_honest_function_is_false(cell, expected, is_go
     assert (row.outcome, row.is_good) == (expected, is_good)
 
 
-def test_the_honest_function_may_be_slow_by_chance_next_to_the_case() -> None:
-    control, other = (
-        corpus.Case(id=id, group=id, does="Does.", source="", settings={}) for id in (corpus.CONTROL, "x")
-    )
-    sessions = {corpus.CONTROL: _session(_cell(2.0), honest=_cell(1.0)), "x": _session(_cell(1.0))}
-    assert [row.outcome for row in outcome.judged([control, other], sessions)] == [TRUE, TRUE]
-
-
 @pytest.mark.parametrize(
     ("others", "said"),
     [
