@@ -492,16 +492,15 @@ def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]
     powers = torch.arange(width // 2, dtype=torch.float64) / (width // 2)
     right = base**-powers
 
-    def turn(
-        heads: Tensor,
-        places: Tensor,
-        frequencies: Tensor,
-        dtype: torch.dtype = torch.float64,
-        *,
-        is_in_place: bool = False,
-    ) -> Tensor:
+    def turn(heads: Tensor, places: Tensor, frequencies: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         angles = (places.to(dtype)[:, None] * frequencies.to(dtype)).double()
-        return oracle.by_angles(heads, angles, is_interleaved=is_interleaved, is_in_place=is_in_place)
+        return oracle.by_angles(heads, angles, is_interleaved=is_interleaved)
+
+    def in_place(heads: Tensor, places: Tensor) -> Tensor:
+        cos, sin = (each.to(heads) for each in ((places[:, None] * right).cos(), (places[:, None] * right).sin()))
+        one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
+        pairs = (first := one * cos - other * sin), other * cos + first * sin
+        return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
 
     if (whole := workload.num_heads * width) != width:
         words = f"the frequencies are those of all {whole} columns, not of a head's {width}"
@@ -510,7 +509,6 @@ def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]
         name, frequencies = str(dtype).removeprefix("torch."), right.to(dtype).double()
         yield f"the frequencies are rounded to {name}", partial(turn, frequencies=frequencies)
         yield f"they are computed in {name}", partial(turn, frequencies=frequencies, dtype=dtype)
-    in_place = partial(turn, frequencies=right, is_in_place=True)
     yield "the second half of a pair is computed from the first when that is rotated already", in_place
 
 

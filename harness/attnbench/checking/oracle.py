@@ -390,15 +390,11 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
     return by_angles(heads, angles, is_interleaved=is_interleaved)
 
 
-def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool, is_in_place: bool = False) -> Tensor:
-    """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2); pairs are as in `rotated`.
-
-    If `is_in_place`, the rotation makes a mistake: it reads the first column of a pair after overwriting it.
-    """
+def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool) -> Tensor:
+    """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2); pairs are as in `rotated`."""
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
-    first = one * cos - other * sin
-    pairs = first, other * cos + (first if is_in_place else one) * sin
+    pairs = one * cos - other * sin, other * cos + one * sin
     return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
 
 

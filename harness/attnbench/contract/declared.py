@@ -40,7 +40,7 @@ class Declared:
     masks: Collection[str] | None = None  # masks that it supports or has built in, such as "sliding_window(9)"
     scale: float = 0.0  # the built-in factor of the scores; 0: 1 / sqrt(K)
     rotary: str = "none"  # rotary embedding that the code applies: "halves(BASE)" or "interleaved(BASE)"
-    sizes: Mapping[str, int | str] = field(default_factory=dict)  # built-in values of axes; {"kv_len": 0} means S = T
+    sizes: Mapping[str, int] = field(default_factory=dict)  # built-in values of axes; {"kv_len": 0} means S = T
     axes: Collection[str] = ()  # ignored: files for earlier releases set it
     extra: Mapping[str, float] = field(default_factory=dict)  # values of parameters that are not weights, by pattern
     residual: bool = False  # the module returns its input plus attention
