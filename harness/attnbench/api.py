@@ -25,21 +25,19 @@ from attnbench.analysis.comparisons import Comparison, comparisons
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.judgements import judgements
 from attnbench.analysis.recommendation import Recommendation, recommend
-from attnbench.analysis.results import Results, read
+from attnbench.analysis.results import Results, judge, read
 from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
-from attnbench.commands import running
-from attnbench.commands.fastest import read_first_calls
-from attnbench.commands.options import SelectionOptions, expand_spec
-from attnbench.plugins import name_of, plugs, require_known
+from attnbench.console import watching
+from attnbench.plugins import expand_spec, name_of, plugs, require_known
 from attnbench.processes import execution
-from attnbench.processes.planning import plan_to_choose, rejected
-from attnbench.reports import Picture, answers, recommended, screen, summary, titles
+from attnbench.processes.planning import build_plan, draw_seed, plan_to_choose, rejected
+from attnbench.reports import Picture, answers, recommended, screen, summary, titles, write_usual
 from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import FALSE_SHARE, CheckVerdict, Verdict
+from attnbench.storage.records import FALSE_SHARE, Arm, CheckVerdict, Verdict
 from attnbench.units import quantity
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
@@ -286,7 +284,8 @@ def run(
     """
     folder = execution.new_folder(Path(results), Path(sweep).stem)
     found = _executed(sweep, _specs(given, folder), folder, seed, axes, is_exact=False, budget_s=budget)
-    running.write_reports(found)
+    for failed in write_usual(found):
+        warnings.warn(failed, stacklevel=2)
     return outcome(found)
 
 
@@ -321,6 +320,16 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
     measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, then=then, **more)
     return Outcome(measured, {}, recommend(measured, **limits))
+
+
+def read_first_calls(session: execution.Session, *, memory_bytes: int, is_deterministic: bool) -> None:
+    """At each shape where the choice is not the baseline, measure the first calls of the baseline and of the choice."""
+    results = judge(session.journal.path.parent, session.state)
+    cells = []
+    for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):
+        if each.choice != each.reference and {each.choice, each.reference} <= each.seconds.keys():
+            cells += [(each.workload, Arm(implementation=name)) for name in (each.reference, each.choice)]
+    execution.read_first_calls(session, cells)
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
@@ -361,12 +370,12 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     """Plan and execute a run; its processes can import the same modules as this process."""
     several = {axis: value if isinstance(value, list | tuple | range) else [value] for axis, value in axes.items()}
     settings = [f"{axis}={','.join(map(str, values))}" for axis, values in several.items()]
-    options = SelectionOptions(sweep=sweep, settings=settings, seed=seed)
-    planned = adjust(options.plan(**({"is_exact": True, "implementations": specs} | more)))
+    usual: dict[str, Any] = {"is_exact": True, "implementations": specs, "seed": draw_seed() if seed is None else seed}
+    planned = adjust(build_plan(sweep=sweep, settings=settings, **(usual | more)))
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
-        with running.watching() as watch:
+        with watching() as watch:
             execution.execute(planned, folder, watch, stages, then=then)
     finally:
         del os.environ["PYTHONPATH"]

@@ -288,6 +288,31 @@ def imports_of(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names if name}
 
 
+def expand_spec(name: str) -> list[str]:
+    """Return the specs of all implementations in a file if `name` is FILE.py; otherwise return only `name`.
+
+    Raises:
+        ValueError: the file cannot be read, or has no implementation.
+    """
+    if not name.endswith(".py") or "=" in name:
+        return [name]
+    return [f"{name}:{each}" for each in discover_implementations(Path(name))]
+
+
+def sources(specs: Iterable[str]) -> list[Path]:
+    """Return the files of specs, and all modules in the same folders that they import, directly or not."""
+    found: dict[Path, None] = {}
+    due = [path for path in map(file_of, specs) if path is not None]
+    while due:
+        path = due.pop().resolve()
+        if path in found or not path.is_file():
+            continue
+        found[path] = None
+        for name in imports_of(path):
+            due += [path.with_name(f"{name}.py"), *path.with_name(name).rglob("*.py")]
+    return list(found)
+
+
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
     """Return whether a function takes query, key and value or a paged cache, or a class has a method for attention.
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import attnbench
 from attnbench.cli import app
 from attnbench.statistics.verdict import Reason
+from attnbench.storage import older
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 MERGED = {"reference": "same"}  # a ruling that is no longer of a kind of its own
@@ -35,6 +36,7 @@ def golden(name: str) -> dict:
 def unpacked(name: str, folder: Path) -> Path:
     (folder / name).mkdir()
     (folder / name / "journal.jsonl").write_bytes(gzip.decompress((GOLDEN / f"{name}.jsonl.gz").read_bytes()))
+    assert older.convert(folder / name / "journal.jsonl")
     return folder / name
 
 

@@ -81,9 +81,10 @@ def codes(torch_alone, scripts) -> list[str]:
 
 
 def script_of(folder, text: str, axes: dict) -> tuple[Path, CheckVerdict]:
-    """Write the script of the first tensor that is not right; also return the grade."""
+    """Write the script of the first tensor of `mine` that is not right; also return the grade."""
     folder.mkdir()
     (folder / "mine.py").write_text(text)
+    (folder / "scores.py").write_text(SCORES)  # which MODULE imports
     spec, sizes = f"{folder / 'mine.py'}:mine", {"seq_len": 37, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     point = Workload(**sizes | {"direction": "forward_backward"} | axes)
     agreement = compare(References(point, 0, is_brief=True), implementation(spec))
@@ -105,6 +106,77 @@ def test_ten_mistakes_fail_with_torch_alone_and_pass_when_mended(tmp_path, torch
     for script in scripts:
         (script.parent / "candidate.py").write_text(RIGHT)
     assert dict(zip(MISTAKES, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(MISTAKES, "0")
+
+
+MODULE = """
+import math
+from torch import nn
+from attnbench.contract import adapters
+from attnbench.contract.adapters import adapt, packed
+from scores import scaled
+
+class Mine(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x, visible):
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = scaled(query, key)
+        if visible is not None:
+            scores = scores.masked_fill(~visible, -math.inf)
+        output = scores.softmax(-1) @ value
+        return self.proj(output.transpose(1, 2).flatten(2)), scores
+
+def call(module, x, context, mask):
+    return module(x, mask.visible)
+
+mine = adapt(lambda s: Mine(s.embed_dim, s.num_heads), packed("qkv", out="proj"), call=call)
+"""
+SCORES = """
+def scaled(query, key):
+    return query @ key.mT / query.shape[-1] ** 0.5
+"""
+OF_MODULES = {
+    "mask": ("(~visible", "(visible", {"mask": "causal"}),
+    "full mask": (".visible)", '.hidden_as("bts")[:, None])', {"mask": "causal"}),
+    "softmax": ("softmax(-1)", "softmax(-2)", {}),
+    "heads": ("output.transpose", "output.flip(1).transpose", {}),
+    "detached value": ("@ value", "@ value.detach()", {}),
+    "half": ("scores.softmax(-1)", "scores.half().softmax(-1).to(scores)", {}),
+}
+ROTARY = """
+import torch
+from attnbench.contract.adapters import adapt
+
+def turned(heads):
+    half = heads.shape[-1] // 2
+    angles = torch.arange(heads.shape[2])[:, None] * 10000.0 ** -(torch.arange(half) / half)
+    one, other = heads.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+
+def rotary(query, key, value):
+    return (turned(query) @ turned(key).mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+mine = adapt(rotary, rotary="halves(10000)")
+"""
+
+
+def test_wrong_modules_and_code_that_imports_attnbench_have_scripts_too(tmp_path, torch_alone):
+    scripts, right = [], []
+    wholes = {name: (MODULE, *mistake) for name, mistake in OF_MODULES.items()}
+    wholes["rotary"] = (ROTARY, "* cos - other", "* cos + other", {"rotary": "halves(10000)", "mask": "none"})
+    for name, (text, before, after, axes) in wholes.items():
+        assert before in text
+        of_modules = {} if text == ROTARY else {"scope": "module", "num_kv_heads": 4, "bias": "all"}
+        folder = tmp_path / name.replace(" ", "_")
+        scripts.append(script_of(folder, text.replace(before, after), of_modules | axes)[0])
+        right.append(text)
+    assert dict(zip(wholes, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(wholes, "1")
+    for script, text in zip(scripts, right, strict=True):
+        (script.parent / "candidate.py").write_text(text)
+    assert dict(zip(wholes, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(wholes, "0")
 
 
 def test_the_command_writes_a_script_for_what_is_wrong_alone(tmp_path):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.results import read
 from attnbench.cli import app
-from attnbench.commands import running
+from attnbench.console import watching
 from attnbench.processes import execution
 from attnbench.processes.messages import Target
 from attnbench.storage.events import CellChecked
@@ -178,7 +178,7 @@ class Wrong(virtual.SimulatedClient):
 
 def asked(folder: Path, *, stops: bool) -> list[tuple[str, int]]:
     client, plan = Wrong(), virtual.plan(4, ["good", "bad"], budget_s=0.0)  # of 8, 16, 24 and 32 keys
-    with running.watching() as watch:
+    with watching() as watch:
         execution.execute(plan, folder, watch, ("check",), stops_when_wrong=stops, client=client)
     return client.asked
 

@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import termios
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,13 +18,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from attnbench import plugins
+from attnbench import console, plugins
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import OUTPUT, ExitCode, running, terminal
 from attnbench.commands import list as listing
 from attnbench.reports import answers, summary
+from attnbench.storage import older
 from attnbench.storage.records import Status
 from tests import forks, journals
 
@@ -38,9 +40,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> list[str]:
     """Return the visible lines on a terminal of that width; no text from outside colours them."""
     file = io.StringIO()
-    monkeypatch.setattr(
-        terminal, "Console", lambda: Console(file=file, width=width, force_terminal=True, no_color=True)
-    )
+    made = partial(Console, file=file, width=width, force_terminal=True, no_color=True)
+    for module in (terminal, console):
+        monkeypatch.setattr(module, "Console", made)
     terminal.print_results(results)
     assert "\x1b[31m" not in file.getvalue()
     return [line.rstrip() for line in Text.from_ansi(file.getvalue()).plain.splitlines()]
@@ -83,6 +85,7 @@ def test_a_cell_that_needs_too_much_memory_is_told_from_a_slow_one(results, caps
 def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatch):
     packed = Path(__file__).parents[1] / "data" / "golden" / "two_processes.jsonl.gz"
     (tmp_path / "journal.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
+    older.convert(tmp_path / "journal.jsonl")
     results = read(tmp_path)
     lines = printed(results, monkeypatch, 100)
     assert lines[0].startswith("virtual: Two states of the code: 2 implementations on 2 shapes")
@@ -97,7 +100,7 @@ def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatc
 
 
 PROGRESS = """
-from attnbench.commands.running import watching
+from attnbench.console import watching
 from attnbench.processes.execution import Progress
 
 with watching() as watch:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from attnbench import plugins
 from attnbench.checking import reference
 from attnbench.cli import app
 from attnbench.commands import watch
@@ -55,7 +56,7 @@ def test_each_save_is_judged_anew_until_ctrl_c(tmp_path: Path) -> None:
         softly.write_text(SOFTLY.replace("dim=-1", "dim=-2"))  # a module that the file imports
         said(output, "softly.py was saved", 1)
         said(output, "watching", 2)
-        assert "WRONG" in output.read_text()
+        assert "WRONG" in (text := output.read_text()), text
         mine.write_text(RIGHT.replace("if mask is not None:", "if mask is not None"))
         said(output, "watching", 3)
         assert re.search("error: .*mine.py", output.read_text())
@@ -89,8 +90,8 @@ def test_files_are_those_that_are_named_and_those_beside_them_that_they_import(t
     for name in ("deeper.py", "unused.py", "kernels/one.py"):
         (tmp_path / name).write_text("")
     (tmp_path / "kernels" / "__init__.py").write_text("from . import one\n")
-    assert watch.sources([f"other={tmp_path}/mine.py+compile"]) == watch.sources([f"{tmp_path}/mine.py"])
-    names = {path.relative_to(tmp_path).as_posix() for path in watch.sources(["sdpa", f"{tmp_path}/mine.py:attend"])}
+    assert plugins.sources([f"other={tmp_path}/mine.py+compile"]) == plugins.sources([f"{tmp_path}/mine.py"])
+    names = {path.relative_to(tmp_path).as_posix() for path in plugins.sources(["sdpa", f"{tmp_path}/mine.py:attend"])}
     assert names == {"mine.py", "helper.py", "deeper.py", "kernels/__init__.py", "kernels/one.py"}
 
 

@@ -15,8 +15,8 @@ from attnbench.analysis.first_calls import break_evens
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import table
+from attnbench.api import read_first_calls
 from attnbench.cli import app
-from attnbench.commands.fastest import read_first_calls
 from attnbench.processes import execution, first_calls
 from attnbench.processes.messages import Failed, FirstCalls
 from attnbench.processes.planning import build_plan, plan_to_choose

@@ -1,4 +1,4 @@
-"""Older journals: arms that were names until schema 3, and axes that are gone, become today's events.
+"""Older journals are converted once: arms that were names until schema 3, and lines without numbers until 5.
 
 tests/analysis/test_golden.py has the verdicts of such journals.
 """
@@ -12,14 +12,24 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.reports import titles
-from attnbench.storage.events import SCHEMA, ArmSamples, CellChecked, DamagedError, RunStarted, VisitFinished
+from attnbench.storage import older
+from attnbench.storage.events import (
+    SCHEMA,
+    ArmSamples,
+    CellChecked,
+    DamagedError,
+    Event,
+    RunStarted,
+    VisitFinished,
+)
 from attnbench.storage.journal import JOURNAL, Journal, events
-from attnbench.storage.records import BASE, CANDIDATE, LATENCY, PROBE, Arm, Role, Sample, Status
+from attnbench.storage.records import BASE, CANDIDATE, LATENCY, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
 from tests import journals
 
 WORKLOAD = Workload(seq_len=8)
 Line = dict[str, object]
+CONTROL = {"role": "control"}
 SDPA, ODD, FUSED = (Arm(implementation=name) for name in ("sdpa", "odd (twin)", "fused"))
 PLAN = {"sweep": "quick", "workloads": [msgspec.to_builtins(WORKLOAD)], "baseline": "sdpa", "metrics": ["latency"]}
 PLAN |= {"budget_s": 60.0, "call_limit_s": 5.0, "timeout_s": 30.0, "memory_limit_bytes": 0}
@@ -29,11 +39,6 @@ def started(*specs: str, schema: int = 3, **changes) -> Line:
     """Build the first line of a run of these implementations."""
     plan = {**PLAN, "implementations": specs, **changes}
     return {"type": "run_started", "schema": schema, "run": "old", "time": "", "commit": "abc", "plan": plan}
-
-
-def control(arm: Arm) -> Arm:
-    """Return the arm once more, as old runs had it."""
-    return msgspec.structs.replace(arm, role=Role.control)
 
 
 def checked(name: str) -> Line:
@@ -53,10 +58,20 @@ def write(folder: Path, *lines: Line) -> Path:
     return folder / JOURNAL
 
 
-def expected(*arms: Arm, number: int = 0) -> VisitFinished:
-    """Return the event that `visit` should become."""
-    samples = (Sample(1e-3 * (1 + slot), 4, visit=number, slot=slot) for slot in range(len(arms)))
-    taken = (ArmSamples(arm=arm, samples=(sample,)) for arm, sample in zip(arms, samples, strict=True))
+def converted(journal: Path) -> list[Event]:
+    with pytest.raises(DamagedError, match="older than 6: attnbench report converts a run"):
+        list(events(journal))
+    before = journal.read_bytes()
+    assert older.convert(journal)
+    assert not older.convert(journal)
+    assert journal.with_name(f"{journal.name}.old").read_bytes() == before
+    return list(events(journal))
+
+
+def expected(*arms: Arm | None, number: int = 0) -> VisitFinished:
+    """Return the event that `visit` should become; None stands for second samples of a baseline, which are left out."""
+    samples = [Sample(1e-3 * (1 + slot), 4, visit=number, slot=slot) for slot in range(len(arms))]
+    taken = (ArmSamples(arm=arm, samples=(sample,)) for arm, sample in zip(arms, samples, strict=True) if arm)
     return VisitFinished(workload=WORKLOAD.id, epoch=0, visit=number, arms=tuple(taken))
 
 
@@ -67,12 +82,12 @@ def test_the_baseline_has_a_control_and_a_name_that_ends_alike_is_a_name(tmp_pat
         *map(checked, ("sdpa", "odd (twin)")),
         visit("odd (twin)", "(canary)", f"{baseline.implementation} (twin)", "sdpa"),
     )
-    first, *cells, taken = events(write(tmp_path, *lines))
+    first, *cells, taken = converted(write(tmp_path, *lines))
     assert isinstance(first, RunStarted)
-    assert first.schema == 3
+    assert first.schema == SCHEMA
     assert first.plan.specs == {SDPA: "sdpa", ODD: "odd (twin)=odd.py:f"}
     assert [cell.key for cell in cells if isinstance(cell, CellChecked)] == [(WORKLOAD.id, SDPA), (WORKLOAD.id, ODD)]
-    assert taken == expected(ODD, PROBE, control(baseline), SDPA)
+    assert taken == expected(ODD, PROBE, None, SDPA)
 
 
 @pytest.mark.parametrize("is_apart", [True, False])
@@ -84,29 +99,40 @@ def test_of_two_sides_each_name_becomes_an_implementation_and_its_side(tmp_path:
         checked("x (base)"),
         visit("x (twin)", "x (base) (twin)", "(canary)", "x (base)"),
     )
-    first, cell, taken = events(write(tmp_path, *lines))
+    first, cell, taken = converted(write(tmp_path, *lines))
     assert isinstance(first, RunStarted)
     assert isinstance(cell, CellChecked)
     base, new = Arm(implementation="x", side=BASE), Arm(implementation="x", side=CANDIDATE)
-    odd = control(new) if is_apart else Arm(implementation="x (twin)", side=CANDIDATE)
+    odd = Arm(implementation="x (twin)", side=CANDIDATE)
     specs = {base: "old/x.py:f", new: "new/x.py:f", Arm(implementation="y", side=CANDIDATE): "sdpa"}
     assert first.plan.specs == (specs if is_apart else specs | {odd: "new/x.py:g"})
     assert (first.plan.implementations, first.plan.baseline, cell.key) == ((), "", (WORKLOAD.id, base))
-    assert taken == expected(odd, control(base), PROBE, base)
+    assert taken == expected(None if is_apart else odd, None, PROBE, base)
 
 
-def test_a_journal_that_was_gone_on_with_has_lines_of_both_schemas(tmp_path: Path) -> None:
-    write(tmp_path, started("sdpa", "fused"), checked("sdpa"), visit("sdpa", "sdpa (twin)", "(canary)"))
+def test_a_converted_run_is_gone_on_with(tmp_path: Path) -> None:
+    journal = write(tmp_path, started("sdpa", "fused"), checked("sdpa"), visit("sdpa", "sdpa (twin)", "(canary)"))
+    before = converted(journal)
     later = [
         CellChecked(workload=WORKLOAD.id, implementation="fused", status=Status.ok),
-        expected(FUSED, control(SDPA), PROBE, SDPA, number=1),
+        expected(FUSED, PROBE, SDPA, number=1),
     ]
-    with Journal(tmp_path) as journal:
+    with Journal(tmp_path) as opened:
         for event in later:
-            journal.append(event)
-    assert list(events(tmp_path / JOURNAL))[2:] == [expected(SDPA, control(SDPA), PROBE), *later]
+            opened.append(event)
+    assert list(events(journal)) == before + later
+    assert before[2] == expected(SDPA, None, PROBE)
     sdpa, fused = read(tmp_path).records
-    assert [len(sdpa.samples(LATENCY)), len(fused.samples(LATENCY))] == [2, 1]  # no controls: they have no use today
+    assert [len(sdpa.samples(LATENCY)), len(fused.samples(LATENCY))] == [2, 1]
+
+
+def test_lines_of_schema_5_lose_their_digests_and_second_samples(tmp_path: Path) -> None:
+    arms = [{"arm": {"implementation": "sdpa", **role}, "samples": [[1e-3, 4, 0, 0, 0, 0]]} for role in ({}, CONTROL)]
+    line = {"type": "visit_finished", "workload": WORKLOAD.id, "epoch": 0, "visit": 0, "arms": arms}
+    lines = [
+        each | {"digest": "0123456789ab0123456789ab"} for each in (started("sdpa", schema=5), checked("sdpa"), line)
+    ]
+    assert converted(write(tmp_path, *lines))[2] == expected(SDPA)
 
 
 @pytest.mark.parametrize(
@@ -126,21 +152,21 @@ def test_a_damaged_line_is_named_with_its_file(tmp_path: Path, number: int, dama
     with journal.open("a", encoding="utf-8") as file:
         file.write(damaged + "\n")
     with pytest.raises(DamagedError, match=rf"^{re.escape(str(journal))}, line {number}: not an event of a journal \("):
-        list(events(journal))
+        older.convert(journal)
+    assert not journal.with_name(f"{journal.name}.old").exists()
 
 
-def test_todays_journals_are_not_taken_for_old_ones(tmp_path: Path) -> None:
+def test_todays_names_are_not_taken_for_old_ones(tmp_path: Path) -> None:
     twin = Arm(implementation="sdpa (twin)")
-    first = next(events(write(tmp_path / "old", started("sdpa", "sdpa (twin)"))))
-    assert isinstance(first, RunStarted)
     history = [
-        msgspec.structs.replace(first, schema=SCHEMA),
+        converted(write(tmp_path / "old", started("sdpa", "sdpa (twin)")))[0],
         CellChecked(workload=WORKLOAD.id, implementation=twin.implementation, status=Status.ok),
         expected(twin, PROBE),
     ]
     with Journal(tmp_path / "run") as journal:
         for event in history:
             journal.append(event)
+    assert not older.convert(tmp_path / "run" / JOURNAL)
     assert list(events(tmp_path / "run" / JOURNAL)) == history
 
 

@@ -49,7 +49,7 @@ def test_a_number_that_was_changed_unnoticed_would_be_called_lost(tmp_path, monk
     found = list(damages.damaged(run, tmp_path, 12))
     assert found
     assert all(trial.is_good for trial in found), [trial for trial in found if not trial.is_good]
-    # A journal without digests, as its schema says: a digit may change, and the study must report that.
+    # With equal digests for all lines a digit may change, and the study must report that.
     monkeypatch.setattr("attnbench.storage.journal._digest", lambda _: b"0" * 16)
     shutil.rmtree(run)
     journals.write(run, journals.workloads(seq_len=(16,)), ("sdpa", "fused"), num_visits=2)

@@ -15,7 +15,7 @@ from attnbench.statistics.intervals import Block
 from attnbench.storage import events
 from attnbench.storage.events import DamagedError, Plan
 from attnbench.storage.fold import State
-from attnbench.storage.journal import FIRST_WITH_DIGESTS, fold, journal_of
+from attnbench.storage.journal import fold, journal_of
 from attnbench.storage.records import (
     LATENCY,
     Ceilings,
@@ -63,11 +63,6 @@ class Results:
     def plan(self) -> Plan:
         """The plan of the run."""
         return self.started.plan
-
-    @property
-    def has_digests(self) -> bool:
-        """Whether the journal has digests, which reveal numbers that were edited later."""
-        return self.started.schema >= FIRST_WITH_DIGESTS
 
     @property
     def num_discarded(self) -> int:

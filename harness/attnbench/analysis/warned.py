@@ -16,7 +16,6 @@ class Warn(enum.StrEnum):
     left_out = "left_out"
     salvaged = "salvaged"
     journal_changed = "journal_changed"
-    no_digests = "no_digests"
     environments_differ = "environments_differ"
     untried = "untried"
     above_ceiling = "above_ceiling"

@@ -17,14 +17,14 @@ from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import OUTPUT, Command, ExitCode, running, terminal
 from attnbench.commands.frame import present
-from attnbench.commands.options import SelectionOptions, draw_seed, expand_spec
-from attnbench.commands.terminal import say
+from attnbench.commands.options import SelectionOptions
 from attnbench.commands.watch import watch
+from attnbench.console import say
 from attnbench.invariance.records import Certificate
 from attnbench.processes import one_off_tasks
 from attnbench.processes.execution import checking_templates
 from attnbench.processes.messages import Declared
-from attnbench.processes.planning import rejected
+from attnbench.processes.planning import draw_seed, rejected
 from attnbench.processes.worker_client import Template
 from attnbench.reports import exit_status, stock
 from attnbench.storage.events import Plan
@@ -276,7 +276,7 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
     problems: dict[str, str] = {}  # specs without a problem are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):
         try:
-            candidates += expand_spec(name)
+            candidates += plugins.expand_spec(name)
         except ValueError as error:
             problems[name] = str(error)
     specs = []

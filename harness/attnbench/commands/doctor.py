@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
-from attnbench.commands.terminal import print_table, say
+from attnbench.commands.terminal import print_table
+from attnbench.console import say
 from attnbench.devices import containers, device, names
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import MANY

@@ -2,7 +2,7 @@
 
 from attnbench.commands import Command
 from attnbench.commands.frame import present
-from attnbench.commands.terminal import say
+from attnbench.console import say
 from attnbench.explained import KINDS, explained, explanations
 
 

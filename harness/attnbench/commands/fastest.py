@@ -13,17 +13,17 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import Conclusion, factor
 from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import Recommendation, recommend
-from attnbench.analysis.results import Results, judge
+from attnbench.analysis.results import Results
+from attnbench.api import read_first_calls
 from attnbench.commands import OUTPUT, Command, running
 from attnbench.commands.options import TimingOptions
-from attnbench.commands.terminal import print_table, print_troubles, say
-from attnbench.processes import execution
-from attnbench.processes.execution import Session, new_folder
+from attnbench.commands.terminal import print_table, print_troubles
+from attnbench.console import say
+from attnbench.processes.execution import new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
 from attnbench.reports import exit_status, recommended, summary, titles, verdict
 from attnbench.storage.events import Plan
 from attnbench.storage.files import writing_to
-from attnbench.storage.records import Arm
 from attnbench.units import percent
 
 OPTIONS = TimingOptions(sweep="fastest")
@@ -115,16 +115,6 @@ def _learn_policy(measured: Results, file: Path) -> verdict.Policy:
         regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # undefined for one shape
         seconds=table.evidence.seconds,
     )
-
-
-def read_first_calls(session: Session, *, memory_bytes: int, is_deterministic: bool) -> None:
-    """At each shape where the choice is not the baseline, measure the first calls of the baseline and of the choice."""
-    results = judge(session.journal.path.parent, session.state)
-    cells = []
-    for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):
-        if each.choice != each.reference and {each.choice, each.reference} <= each.seconds.keys():
-            cells += [(each.workload, Arm(implementation=name)) for name in (each.reference, each.choice)]
-    execution.read_first_calls(session, cells)
 
 
 def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: verdict.Policy | None) -> None:

@@ -6,7 +6,8 @@ from typing import Literal
 from attnbench import plugins
 from attnbench.commands import OUTPUT, Command
 from attnbench.commands.frame import present
-from attnbench.commands.terminal import print_table, say
+from attnbench.commands.terminal import print_table
+from attnbench.console import say
 from attnbench.devices import device, names
 from attnbench.units import grouped
 from attnbench.workloads import models, sweep

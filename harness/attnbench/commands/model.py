@@ -8,7 +8,7 @@ from attnbench.analysis.conclusion import Conclusion, factor
 from attnbench.commands import Command, running
 from attnbench.commands.frame import present
 from attnbench.commands.options import require_extra
-from attnbench.commands.terminal import say
+from attnbench.console import say
 from attnbench.models.records import OWN, Judged, ModelSpec
 from attnbench.processes import one_off_tasks
 from attnbench.processes.one_off_tasks import ModelOutcome

@@ -1,24 +1,15 @@
 """Options that several commands share: each field becomes an option (frame.py)."""
 
-import secrets
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
 
 from attnbench import plugins
-from attnbench.processes.planning import build_plan
+from attnbench.processes.planning import build_plan, draw_seed
 from attnbench.storage.events import Plan
 from attnbench.workloads.models import PHASES
-
-MOST_SEEDS = 2**31
-
-
-def draw_seed() -> int:
-    """Draw a random seed, so that no code under test can predict its inputs."""
-    return secrets.randbelow(MOST_SEEDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +50,9 @@ class SelectionOptions:
         Raises:
             ValueError: a file cannot be read, or has no implementation.
         """
-        return [spec for name in [*(self.names or ()), *(self.implementations or ())] for spec in expand_spec(name)]
+        return [
+            spec for name in [*(self.names or ()), *(self.implementations or ())] for spec in plugins.expand_spec(name)
+        ]
 
     @property
     def has_shapes(self) -> bool:
@@ -160,17 +153,6 @@ CONDITIONS = {
     "isolation": ("process", "shared"),
 }
 """The words of --conditions by the parameter of build_plan that they set; one parameter takes at most one word."""
-
-
-def expand_spec(name: str) -> list[str]:
-    """Return the specs of all implementations in a file if `name` is FILE.py; otherwise return only `name`.
-
-    Raises:
-        ValueError: the file cannot be read, or has no implementation.
-    """
-    if not name.endswith(".py") or "=" in name:
-        return [name]
-    return [f"{name}:{each}" for each in plugins.discover_implementations(Path(name))]
 
 
 def require_extra(module: str, extra: str) -> None:

@@ -9,6 +9,7 @@ from attnbench.analysis.conclusion import Conclusion
 from attnbench.commands import Command, running, terminal
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
+from attnbench.console import say
 from attnbench.processes.execution import new_folder
 from attnbench.reports import exit_status
 from attnbench.storage.records import Status
@@ -37,11 +38,11 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
 
     def show() -> None:
         for workload, members in grouped(cells, lambda cell: cell["workload"]).items():
-            terminal.say(str(workload), "bold")
+            say(str(workload), "bold")
             for cell in members:
-                terminal.say(f"{cell['implementation']}: {cell['trace'] or cell['status']}")
+                say(f"{cell['implementation']}: {cell['trace'] or cell['status']}")
                 if cell["spends"]:
-                    terminal.say(f"Time of {cell['implementation']}: {cell['spends']}")
+                    say(f"Time of {cell['implementation']}: {cell['spends']}")
         terminal.print_findings(traced)
         if any(cell["trace"] for cell in cells):
             typer.echo(f"\nView them: attnbench tensorboard {folder}")

@@ -14,6 +14,7 @@ from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
 from attnbench.plugins import name_of, plugs, require_known
 from attnbench.reports import stock, summary
+from attnbench.storage import older
 from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
 from attnbench.storage.files import write_atomically, writing_to
 from attnbench.storage.journal import JOURNAL, Salvaged, events, find_run, journal_of, salvage, write
@@ -42,6 +43,8 @@ def report(
 ) -> ExitCode:
     """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, are joined. Needs no torch.
 
+    The journal of a run of version 0.1.0 is converted first.
+
     Options:
         runs ([RUN]...): Names or folders; several are joined into one report. Default: the newest run. If these are
             files that check --report wrote, their differences are printed instead.
@@ -64,6 +67,9 @@ def report(
         present(lambda: facts, lambda: _print_salvaged(names[0], saved))
         return ExitCode.passed
     folders = [find_run(name, results) for name in names] or [find_run(None, results)]
+    for folder in folders:
+        if older.convert(journal := journal_of(folder)):
+            running.print_note(f"{journal} was of an older version and is converted; {journal.name}.old keeps it")
     stored = read(folders[0] if len(folders) == 1 else _join(folders))
     if kind is not None:
         _write_one(stored, kind, to)

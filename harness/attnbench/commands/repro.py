@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.results import Results
-from attnbench.captured import replay
+from attnbench.captured import replay, repro
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference
 from attnbench.plugins import name_of
@@ -47,10 +47,15 @@ def scripts(results: Results, folder: Path) -> Iterator[str]:
 
 
 def _worst(record: Record) -> tuple[str, TensorError] | None:
-    """Return (probe, tensor) for the first wrong or imprecise tensor; None if there is none, or the check passed."""
+    """Return (probe, tensor) for the first wrong or imprecise tensor, if possible one that a script can compare.
+
+    The result is None if there is none, or the check passed.
+    """
     if record.agreement is None or record.agreement.grade is CheckVerdict.right:
         return None
-    return next(((probe, each) for probe, each in record.agreement.tensors() if not each.agrees), None)
+    bad = [(probe, each) for probe, each in record.agreement.tensors() if not each.agrees]
+    known = repro.compared(record.workload)
+    return next((each for each in bad if each[1].tensor in known), next(iter(bad), None))
 
 
 def run_module(module: str, arguments: Sequence[str], timeout_s: float, request: object = None) -> tuple[Status, str]:

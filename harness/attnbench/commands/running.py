@@ -1,46 +1,30 @@
 """Shared parts of the commands that run something: progress, interruption, resuming, and reports."""
 
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
-from attnbench import plugins
+from attnbench import plugins, reports
 from attnbench.analysis.conclusion import Conclusion
 from attnbench.analysis.results import Results, read
 from attnbench.cluster import shares
 from attnbench.commands import OUTPUT, ExitCode
 from attnbench.commands.frame import exit_code, present
 from attnbench.commands.options import SelectionOptions
-from attnbench.commands.terminal import print_results, say
+from attnbench.commands.terminal import print_results
+from attnbench.console import watching
 from attnbench.devices import device
 from attnbench.processes import execution
-from attnbench.processes.execution import Progress, Session, Watch
+from attnbench.processes.execution import Session
 from attnbench.processes.worker_client import Template
 from attnbench.reports import verdict
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.units import sanitize_line
-
-LINE_EVERY_S = 10.0  # least seconds between lines of progress if the output is no terminal
-DRAW_EVERY_S = 0.5  # least seconds between updates of the progress line on a terminal
-STAGE_WORDS = {
-    "check": "checking",
-    "kept": "looking for kept memory",
-    "observe": "profiling",
-    "ceilings": "measuring ceilings",
-    "time": "timing",
-    "choose": "finding the fastest",
-    "search": "searching for the crossover",
-    "trace": "tracing",
-}
 
 
 def execute(
@@ -68,7 +52,7 @@ def execute(
             if cluster:
                 shares.sweep(plan, folder, cluster, print_note)
             else:
-                with watching() as watch:
+                with watching(is_quiet=OUTPUT.is_quiet, is_verbose=OUTPUT.is_verbose) as watch:
                     execution.execute(
                         plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, then=then, templates=templates
                     )
@@ -90,6 +74,14 @@ def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
         measured = execute(plan, folder, hint=hint, cluster=cluster, show_partial=print_partial)
         write_reports(measured)
     return measured
+
+
+def write_reports(results: Results, to: Path | None = None) -> bool:
+    """Write the usual reports (reports.write_usual), and print failures; return whether any report failed."""
+    failed = reports.write_usual(results, to)
+    for each in failed:
+        typer.echo(f"warning: {each}", err=True)
+    return bool(failed)
 
 
 @contextmanager
@@ -134,47 +126,6 @@ def print_note(text: str) -> None:
         typer.echo(text, err=True)
 
 
-@contextmanager
-def watching() -> Iterator[Watch]:
-    """Show progress inside the context: one updated line on a terminal, an occasional line elsewhere.
-
-    Wrong answers are printed at once. The line is drawn only between steps: a thread would take a core from the timed
-    code.
-    """
-    console = Console(stderr=True)
-    is_rewritten = console.is_terminal and not (OUTPUT.is_verbose or OUTPUT.is_quiet)
-    every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
-    stage, drawn_s = "", 0.0
-
-    def watch(progress: Progress) -> None:
-        nonlocal stage, drawn_s
-        if progress.wrong:
-            say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red", console)
-        elif OUTPUT.is_verbose:
-            say(f"{STAGE_WORDS[progress.stage]} {progress.cell}", console=console)
-        elif not OUTPUT.is_quiet and (progress.stage != stage or time.monotonic() - drawn_s >= every_s):
-            stage, drawn_s = progress.stage, time.monotonic()
-            if line is None:
-                say(described(progress), console=console)
-            else:
-                line.update(Text(sanitize_line(described(progress), console.width - 1)), refresh=True)
-
-    drawn = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
-    with drawn if is_rewritten else nullcontext() as line:
-        yield watch
-
-
-def described(progress: Progress) -> str:
-    """Format a line of progress: stage, percentage done, remaining time, counts by status, and cell."""
-    share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
-    parts = [f"{STAGE_WORDS[progress.stage]} {share:.0f} %"]
-    if progress.left_s is not None:
-        minutes, seconds = divmod(round(progress.left_s), 60)
-        parts.append(f"about {minutes}:{seconds:02d} left")
-    parts.append(" ".join(f"{number} {status}" for status, number in sorted(progress.counts.items())))
-    return ", ".join(filter(None, [*parts, progress.cell]))
-
-
 def to_resume(
     selected: SelectionOptions, resume: str, results: Path, command: str, again: Collection[str] = ()
 ) -> tuple[Path, Plan]:
@@ -215,29 +166,6 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
         if path is not None and (path, name) not in known and not is_below:
             again = f"type {plan.resume_command('RUN')} if you trust it"
             raise ValueError(f"a journal never decides which code runs, and this one names {spec}: {again}")
-
-
-def write_reports(results: Results, to: Path | None = None) -> bool:
-    """Write the reports with `is_usual` into the folder `to`, by default the run's; return whether any report failed.
-
-    The failure of one report is printed, and does not affect the others.
-
-    Raises:
-        ValueError: the folder cannot be written.
-    """
-    failed, folder = False, to or results.folder
-    for name, plug in plugins.plugs("attnbench.reports", "REPORT").items():
-        if not plug.is_usual:
-            continue
-        try:
-            plug.write(results, folder)
-        except OSError as error:
-            again = f"finished cells are kept: free some space or fix this, then: attnbench report {results.folder}"
-            raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
-        except Exception as error:  # noqa: BLE001 - a broken report must not affect the others
-            failed = True
-            typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)
-    return failed
 
 
 def print_report(

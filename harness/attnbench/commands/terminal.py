@@ -1,10 +1,8 @@
 """Output on a terminal."""
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from rich.console import Console
 
@@ -13,25 +11,13 @@ from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT
+from attnbench.console import say
 from attnbench.reports import cells, screen, summary
 from attnbench.storage.records import CheckVerdict, Record, Status
 from attnbench.units import grouped, multiple, sanitize_line, text_lines
 
 NOT_ON_TERMINAL = {*summary.ON_PAGE_ALONE, "error", "notes"}
 """Columns that only files have, since a terminal is narrow."""
-
-
-def say(text: str, style: str = "", console: Console | None = None) -> None:
-    """Print a line without control characters; newlines and spaces at its start are kept.
-
-    On a terminal the line wraps between words, and continues with the same indentation.
-    """
-    console, lead = console or Console(), text[: len(text) - len(text.lstrip("\n "))]
-    text, indent = sanitize_line(text), lead.replace("\n", "")
-    if console.is_terminal:
-        fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
-        text = fill(indent + text, console.width).removeprefix(indent)
-    console.print(lead + text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_results(results: Results) -> None:

@@ -31,10 +31,10 @@ def watch(named: Iterable[str], check: Callable[[], Conclusion | ExitCode], temp
         KeyboardInterrupt: the user ended the command.
     """
     names = list(named)
-    if not (files := sources(names)):
+    if not (files := plugins.sources(names)):
         raise ValueError("--watch needs an implementation in a file: attnbench check mine.py:attention --watch")
     while True:
-        files = sources(names) or files
+        files = plugins.sources(names) or files
         seen = stamps(files)  # before the check, so that a save during it counts
         _print_check(check)
         running.print_note(f"watching {', '.join(sorted({file.name for file in files}))}: {ENDS}")
@@ -58,20 +58,6 @@ def _print_check(check: Callable[[], Conclusion | ExitCode]) -> None:
     if not isinstance(ended, Conclusion):
         raise KeyboardInterrupt
     say_conclusion(ended)
-
-
-def sources(names: Iterable[str]) -> list[Path]:
-    """Return the files of the named specs, and all modules in the same folders that they import, directly or not."""
-    found: dict[Path, None] = {}
-    due = [path for path in map(plugins.file_of, names) if path is not None]
-    while due:
-        path = due.pop().resolve()
-        if path in found or not path.is_file():
-            continue
-        found[path] = None
-        for name in plugins.imports_of(path):
-            due += [path.with_name(f"{name}.py"), *path.with_name(name).rglob("*.py")]
-    return list(found)
 
 
 def stamps(files: Iterable[Path]) -> Stamps:

@@ -1,5 +1,6 @@
 """Build plans from a sweep, settings, implementations and limits; check them before any work begins."""
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -34,6 +35,12 @@ SEARCH_RANGES = {
     "head_dim": (8, 256),
 }
 """Axes along which crossovers can be searched, with the default smallest and largest value of each."""
+MOST_SEEDS = 2**31  # seeds are drawn below this number
+
+
+def draw_seed() -> int:
+    """Draw a random seed, so that no code under test can predict its inputs."""
+    return secrets.randbelow(MOST_SEEDS)
 
 
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.results import Results
+from attnbench.plugins import plugs
 from attnbench.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -79,3 +80,24 @@ class Report:
             return [write_atomically(folder / self.file, self.text(results))]
         picture = None if self.draw is None else self.draw(results)
         return [] if picture is None else [picture.save(folder / self.file)]
+
+
+def write_usual(results: Results, to: Path | None = None) -> list[str]:
+    """Write the reports with `is_usual` into the folder `to`, by default the run's; return a line for each failure.
+
+    The failure of one report does not affect the others.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    failed, folder = [], to or results.folder
+    for name, plug in plugs("attnbench.reports", "REPORT").items():
+        try:
+            if plug.is_usual:
+                plug.write(results, folder)
+        except OSError as error:
+            again = f"finished cells are kept: free some space or fix this, then: attnbench report {results.folder}"
+            raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
+        except Exception as error:  # noqa: BLE001 - a broken report must not affect the others
+            failed.append(f"report {name} failed: {type(error).__name__}: {error}")
+    return failed

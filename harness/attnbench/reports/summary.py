@@ -234,9 +234,6 @@ def troubles(results: Results) -> list[Warned]:
     if results.num_restored:
         text = "Another program changed the journal during the run; the earlier lines were restored."
         lines.append(Warn.journal_changed.says(text))
-    if not results.has_digests:
-        text = "The journal is from a version without digests, so edited numbers would not be noticed."
-        lines.append(Warn.no_digests.says(text))
     if busy is not None and busy not in doubtful:
         lines.append(busy)
     if plan.sides is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attnbench.storage import events
-from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, HardwareKey, Key, Role, Sample, Status
+from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, HardwareKey, Key, Sample, Status
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
@@ -62,7 +62,7 @@ class State:
             return "it does not begin with run_started"
         match event:
             case events.VisitFinished():
-                arms = [taken.arm for taken in event.arms if taken.arm.role is not Role.control]
+                arms = [taken.arm for taken in event.arms]
                 times_s = [sample.value for taken in event.arms for sample in taken.samples]
                 if (last := self.num_visits[event.workload] - 1) >= event.visit:
                     return f"visit {event.visit} of {event.workload} comes after visit {last}"
@@ -153,8 +153,7 @@ class State:
             self.devices[visit.workload].append(visit.states)
         arms = self.samples.setdefault(visit.workload, {})
         for taken in visit.arms:
-            if taken.arm.role is not Role.control:
-                arms.setdefault(taken.arm, Samples()).extend(taken.samples)
+            arms.setdefault(taken.arm, Samples()).extend(taken.samples)
         self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:

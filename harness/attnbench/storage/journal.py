@@ -3,8 +3,8 @@
 A journal is data, and is never executed. Each line ends with its number and a digest, which reveal every changed digit
 and every removed, added or moved line. Only lines missing at the end, as after a kill, go unnoticed. Each event must
 also be possible after the earlier ones (storage/fold.py). A last line that a kill cut short is dropped. Any other
-damage is an error that names the line, and `salvage` keeps the intact lines. Journals of all earlier schemas can be
-read (docs/adr/0003-journal.md has the history).
+damage is an error that names the line, and `salvage` keeps the intact lines. storage/older.py converts journals of
+earlier schemas (docs/adr/0003-journal.md has the history).
 
 This module does not judge measurements (analysis/results.py does). It also finds runs by name, folder or age below the
 folder of results. Source of the idea that run and report share only files: https://asv.readthedocs.io.
@@ -19,31 +19,27 @@ import re
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
-from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, LinesLost, Plan, RunStarted, now
 from attnbench.storage.files import write_atomically, writing_to
 from attnbench.storage.fold import State
-from attnbench.storage.records import BASE, CANDIDATE, Role
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"  # a compressed journal, which can be read but not continued
 HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
 SALVAGED = "-salvaged"  # end of the name of a salvaged run
 SYNC_EVERY_S = 0.1  # least seconds between two syncs to the disk; a kill of the process loses nothing without a sync
-SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
-"""The end of a line: its number and its digest. Schema 5 has no number, and its digest has two halves: the first covers
-the line; the second also covers the line before, and is ignored."""
-FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # first schema with digests; first schema in which an arm is an `Arm`
+SIGNATURE = re.compile(rb',"seq":(\d+),"digest":"(\w+)"\}$')  # the end of a line: its number and its digest
+NO_EVENT = (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError)
+"""Exceptions of decoding a line that is no event."""
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
-_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"  # in names of arms of old journals: see `_older_decoder`
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -140,98 +136,40 @@ def read_lines(path: Path, state: State) -> Iterator[Line]:
 
     Raises:
         ValueError: the file cannot be read.
-        DamagedError: a compressed file is incomplete, or the schema is newer than this version's.
+        DamagedError: a compressed file is incomplete, or the schema is not this version's.
     """
-    decode: Callable[[bytes], Event] = _DECODER.decode
-    due, has_digests = 1, False
-    for number, line in enumerate(_whole_lines(path), start=1):
-        event, wrong = None, ""
+    due = 1
+    for number, line in enumerate(lines_of(path), start=1):
+        if number == 1 and (schema := schema_of(line)) != SCHEMA:
+            older = "older than {}: attnbench report converts a run, attnbench gate --accept stores a new baseline"
+            relation = "newer than {}: update attnbench to read it" if schema > SCHEMA else older
+            raise DamagedError(f"{path} has schema {schema}, {relation.format(SCHEMA)}")
+        event, wrong, signature = None, "", SIGNATURE.search(line, max(0, len(line) - 80))  # a signature is shorter
+        if signature is None or signature[2] != _digest(line[: signature.end(1)]):
+            yield number, None, "it was changed" if signature else "it was changed: it has lost its digest"
+            due += 1
+            continue
         try:
-            if number == 1:
-                decode = _older_decoder(line) or decode
-            event = decode(line)
-        except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
-            wrong = f"not an event of a journal ({error})"
-        schema = event.schema if isinstance(event, RunStarted) else 0
-        if schema > SCHEMA:
-            raise DamagedError(f"{path} has schema {schema}, newer than {SCHEMA}: update attnbench to read it")
-        signature = SIGNATURE.search(line, max(0, len(line) - 80))  # a signature is shorter
-        has_digests = has_digests or signature is not None or schema >= FIRST_WITH_DIGESTS
-        place = None if signature is None or signature[1] is None else int(signature[1])
-        if has_digests and (signature is None or not _is_unchanged(line, signature)):
-            wrong = wrong or ("it was changed" if signature else "it was changed: it has lost its digest")
-            place = None
-        elif event is not None:
+            event = _DECODER.decode(line)
             wrong = state.problem(event)
+        except NO_EVENT as error:
+            wrong = f"not an event of a journal ({error})"
+        place = int(signature[1])
         if wrong or event is None:
             yield number, None, wrong
         else:
             state.apply(event)
-            is_due = place in {None, due}
-            yield number, event, "" if is_due else f"it is line {place} of the run, and line {due} was due"
-        due = 1 + (place or due)
+            yield number, event, "" if place == due else f"it is line {place} of the run, and line {due} was due"
+        due = 1 + place
 
 
-def _is_unchanged(line: bytes, signature: re.Match[bytes]) -> bool:
-    number, digest = signature.groups()
-    if number is not None:
-        return bool(digest == _digest(line[: signature.end(1)]))
-    half = _digest(line[: signature.start()] + b"}", num_bytes=6)
-    return bool(digest[: len(half)] == half)
+def schema_of(first_line: bytes) -> int:
+    """Return the schema in the first line of a journal; the present one if the line has none, as a damaged line."""
+    found = _SCHEMA.match(first_line)
+    return int(found[1]) if found else SCHEMA
 
 
-def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
-    """Return a decoder for old journals, in which arms are names; None if the first line has a later schema.
-
-    Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe,
-    and `sdpa (base)` for an implementation on the base of two sides. Lines of the current schema may follow the old
-    ones. For a line that is no event, the decoder raises the errors listed below.
-
-    Raises:
-        msgspec.DecodeError, KeyError, TypeError, AttributeError: the first line has no plan.
-    """
-    schema = _SCHEMA.match(first_line)
-    if schema is None or int(schema[1]) >= FIRST_WITH_ARMS:
-        return None
-    plan = msgspec.json.decode(first_line)["plan"]
-    baseline, sides = plan["baseline"], plan.get("sides")
-
-    def arm_of(name: str) -> dict[str, Any]:
-        """Convert an old name to the fields of an `Arm`: implementation, role and, with two sides, the side."""
-        if name == _PROBE:
-            return {"role": Role.probe}
-        bare = name.removesuffix(_CONTROL)
-        has_control = bare == baseline if sides is None else bare.endswith(_BASE) or sides.get("is_apart", False)
-        is_control = bare != name and has_control
-        implementation, role = (bare, Role.control) if is_control else (name, Role.measured)
-        if sides is None:
-            return {"implementation": implementation, "role": role}
-        side = BASE if implementation.endswith(_BASE) else CANDIDATE
-        return {"implementation": implementation.removesuffix(_BASE), "role": role, "side": side}
-
-    def decode(line: bytes) -> Event:
-        raw = msgspec.json.decode(line)
-        if raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
-            raw["arms"] = [{"arm": arm_of(name), "samples": taken} for name, taken in raw["arms"].items()]
-        elif raw["type"] == "run_started" and sides is not None:
-            new, specs = raw["plan"], raw["plan"]["implementations"]
-            for side in (BASE, CANDIDATE):
-                new["sides"][side]["implementations"] = {
-                    arm["implementation"]: spec.partition("=")[2] or spec
-                    for spec in specs
-                    if (arm := arm_of(name_of(spec)))["side"] == side
-                }
-            new["implementations"], new["baseline"] = [], ""
-        elif "implementation" in raw and "side" not in raw and sides is not None:
-            arm = arm_of(raw["implementation"])
-            raw["implementation"], raw["side"] = arm["implementation"], arm["side"]
-        event: Event = msgspec.convert(raw, Event)
-        return event
-
-    return decode
-
-
-def _whole_lines(path: Path) -> list[bytes]:
+def lines_of(path: Path) -> list[bytes]:
     """Return the lines of a journal file without line ends; an incomplete last line is dropped.
 
     Raises:
@@ -249,12 +187,12 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def events(path: Path, state: State | None = None) -> Iterator[Event]:
-    """Yield the events of a journal file in order, upgraded from older schemas, and apply them to `state`.
+    """Yield the events of a journal file in order, and apply them to `state`.
 
     Raises:
         ValueError: the file cannot be read.
-        DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is newer
-            than this version's.
+        DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is not
+            this version's.
     """
     for number, event, wrong in read_lines(path, State() if state is None else state):
         if event is None or wrong:
@@ -297,8 +235,8 @@ class Salvaged(NamedTuple):
 def salvage(run: Path, to: Path | None = None) -> Salvaged:
     """Write the intact lines of a damaged run, given by folder or journal, as a new run that can be continued.
 
-    A line is intact if its own digest is right (in journals without digests: if it can be read) and its event can
-    follow the earlier ones. `to` is the new folder; by default it is NAME-salvaged, next to the folder NAME of the run.
+    A line is intact if its own digest is right and its event can follow the earlier ones. `to` is the new folder; by
+    default it is NAME-salvaged, next to the folder NAME of the run.
 
     Raises:
         ValueError: the journal cannot be read, `to` already has a run, or `to` cannot be written.

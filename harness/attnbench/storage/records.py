@@ -21,7 +21,6 @@ class Role(enum.StrEnum):
     """The role of an arm in a block."""
 
     measured = "measured"
-    control = "control"  # only in old runs: the reference, sampled a second time
     probe = "probe"  # fixed work of the harness, which reveals interference
 
 

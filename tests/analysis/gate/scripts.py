@@ -21,7 +21,7 @@ from attnbench.storage.events import (
     WorkerStarted,
 )
 from attnbench.storage.journal import JOURNAL, events, write
-from attnbench.storage.records import PROBE, Arm, Role, Sample, Status
+from attnbench.storage.records import PROBE, Arm, Sample, Status
 from tests import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128,))
@@ -125,12 +125,12 @@ def _without(event: Event, name: str) -> Event:
     return event
 
 
-def scales(name: str, ratio: float, workload: str | None = None, role: Role = Role.measured) -> Change:
-    """Multiply the time of the implementation, or with another `role` of its A/A control."""
+def scales(name: str, ratio: float, workload: str | None = None) -> Change:
+    """Multiply the time of the implementation."""
 
     def change(event: Event) -> Event:
         if isinstance(event, VisitFinished) and workload in {None, event.workload}:
-            return _scaled(event, Arm(implementation=name, role=role), ratio)
+            return _scaled(event, Arm(implementation=name), ratio)
         return event
 
     return change
