@@ -251,6 +251,58 @@ def test_a_mask_that_is_kept_by_its_shape_is_found(mask):
     assert tried(with_mask(Packed), "another mask", **MODULE, mask=mask).holds
 
 
+KEPT = {}
+
+
+def keeps_its_mask(query, key, value, *, mask=None):
+    """It keeps the numbers to add for the same tensor, whatever was written into it."""
+    if KEPT.get("mask") is not mask:
+        KEPT.update(mask=mask, added=None if mask is None else torch.zeros(mask.shape).masked_fill(~mask, -math.inf))
+    return sdpa(query, key, value, attn_mask=KEPT["added"])
+
+
+def test_a_mask_that_is_written_anew_in_place_is_read_again():
+    found = tried(from_function(keeps_its_mask, "mine"), "another mask", mask="padding")
+    assert not found.holds
+    assert "it answers under the mask padding of the call before" in found.found
+    assert "_version" in found.found
+    assert tried(from_function(by_mask, "mine"), "another mask", mask="padding").holds
+
+
+def by_mask(query, key, value, *, mask=None):
+    return sdpa(query, key, value, attn_mask=mask)
+
+
+class KeepsJoinedWeights(Packed):
+    """Without gradients it keeps a copy of its weights, as code does that joins them for inference."""
+
+    joined = None
+
+    def forward(self, x, mask=None):
+        if torch.is_grad_enabled():
+            return super().forward(x, mask)
+        self.joined = self.joined or [each.clone() for each in self.parameters()]
+        own = [each.clone() for each in self.parameters()]
+        self.write(self.joined)
+        output = Packed.forward(self, x, mask)
+        self.write(own)
+        return output
+
+    def write(self, values):
+        for parameter, value in zip(self.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+
+@pytest.mark.parametrize("direction", ["inference", "forward"])
+def test_a_module_follows_a_change_of_its_weights(direction):
+    axes = MODULE | {"direction": direction}
+    found = tried(with_mask(KeepsJoinedWeights), "other weights", **axes)
+    assert not found.holds
+    assert "it answers with the weights of the call before" in found.found
+    assert tried(with_mask(Packed), "other weights", **axes).holds
+    assert tried(from_function(by_mask, "mine"), "other weights") is None
+
+
 class Statistics(torch.autograd.Function):
     """Attention that keeps its logsumexp for some needs alone."""
 

@@ -207,6 +207,24 @@ def test_windows_and_softcaps_reach_a_function_that_names_them(mask):
     assert "only none, causal and sliding windows" in judged(by_window, mask="padding")
 
 
+def test_a_function_that_takes_a_window_gets_no_mask_for_it():
+    """Its mask hid what it did wrong with the window, as where a limit of 0 is no limit."""
+    masks = []
+
+    def both(query, key, value, *, mask=None, window_size=(-1, -1)):
+        masks.append(mask)
+        if mask is None:
+            left, right = window_size
+            return by_window(query, key, value, window_size=(left or -1, right))
+        return (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ value
+
+    for mask, is_right in {"sliding_window(3)": True, "padding(9,5)": True, "sliding_window(1)": False}.items():
+        masks.clear()
+        sizes = {"seq_len": 9, "batch_size": 2, "direction": "inference"}
+        assert judged(both, is_brief=True, mask=mask, **sizes).agrees == is_right
+        assert {each is None for each in masks} == {"window" in mask}
+
+
 def test_a_window_by_default_is_named():
     found = judged(lambda q, k, v, window_size=(9, 9): by_window(q, k, v, window_size=window_size), seq_len=37)
     assert "query i sees key i-9 to key i+9, where the mask is none" in found.diagnosis

@@ -56,6 +56,14 @@ def _first_keys(mask: Tensor, score: float) -> Tensor:
     return mask.masked_fill(is_first, score) if mask.is_floating_point() else mask
 
 
+_WRITTEN: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
+
+
+def _written(mask: Tensor, _: tuple[int, ...]) -> Tensor:
+    """Write a mask into the tensor that the last call with a mask of this shape got; return this tensor."""
+    return _WRITTEN.setdefault((mask.shape, mask.dtype, mask.device), torch.empty_like(mask)).copy_(mask)
+
+
 LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "transposed": transposed,
     "at an offset": offset,
@@ -68,6 +76,7 @@ OF_HEADS, OF_OTHERS = "one for each head", "one place further"
 OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
 """A constant so large that half precision has too few digits for its sum with a bias."""
+WRITTEN = "written into the tensor of the call before"
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 AT_INFINITY, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
 """The first tile of any kernel has fewer than FIRST_KEYS keys; -30000 is within the range of float16."""
@@ -86,6 +95,7 @@ MASK_FORMS = SAME_MASK | {
     RAISED: lambda mask, _: mask.float() + CONSTANT if mask.is_floating_point() else mask,
     AT_INFINITY: lambda mask, _: _first_keys(mask, -math.inf),
     FAR_BELOW: lambda mask, _: _first_keys(mask, -3e4),
+    WRITTEN: _written,
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }

@@ -304,15 +304,18 @@ def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
 def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a call with another mask of the same sizes is right after a call with the workload's mask.
 
-    The rule tries the first of `_other_masks` with which a call is right if no other call came before it.
+    The rule tries the first of `_other_masks` with which a call is right if no other call came before it: as a new
+    tensor, and written into the tensor of the call before, as a service that captured a graph does it.
     """
 
-    def answer(*masks: str) -> Tensor:
+    def answer(*masks: str, form: str = "") -> Tensor:
         case = candidate.case()
         with case.grad_mode():
             for mask in masks:
                 workload = msgspec.structs.replace(candidate.workload, mask=mask)
-                output = dataclasses.replace(case, workload=workload, mask=bind(workload)).output()
+                bound = bind(workload)
+                vars(bound).update(form=form, change=memory.MASK_FORMS.get(form, bound.change))
+                output = dataclasses.replace(case, workload=workload, mask=bound).output()
         return output
 
     own = candidate.workload.mask
@@ -326,11 +329,14 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
                 continue
         except Exception:  # noqa: BLE001, S112 - it takes no such mask
             continue
-        output = answer(own, mask)
-        found = candidate.off(output, reference)
-        if found and not candidate.off(output, candidate.normal):
-            found = f"it answers under the mask {own} of the call before: is a mask kept by its shape?"
-        yield found and f"under the mask {mask}, after a call of the same sizes under another one, {found}"
+        kinds = {"": "by its shape", memory.WRITTEN: "without a look at its _version"}
+        for form, kept in [*kinds.items()][: 1 + (workload.scope == "attention")]:  # modules get no form
+            output = answer(own, mask, form=form)
+            found = candidate.off(output, reference)
+            if found and not candidate.off(output, candidate.normal):
+                found = f"it answers under the mask {own} of the call before: is a mask kept {kept}?"
+            where = f", {form}" * bool(form)
+            yield found and f"under the mask {mask}{where}, after a call of the same sizes under another one, {found}"
         return
 
 
@@ -373,6 +379,24 @@ def _another_context(candidate: Candidate) -> Iterator[Outcome]:
     if found and not candidate.off(output, candidate.normal):
         found = "it attends to its own tokens: are these recognised by their shape?"
     yield found and f"with a context of as many tokens, {found}"
+
+
+@rule("other weights", "scope", "direction")
+def _other_weights(candidate: Candidate) -> Iterator[Outcome]:
+    """Check that a module's call without gradients follows a change of its weights in place, as by an optimizer."""
+    case, normal = candidate.case(), candidate.normal
+    if candidate.workload.scope != "module" or not hasattr(case.module, "pack"):
+        return
+    drawn = dataclasses.replace(normal.drawn, weights=normal.drawn.weights.map(lambda tensor: tensor.flip(-1)))
+    reference = Reference(candidate.workload, drawn, normal.seed, has_gradients=False)
+    with torch.no_grad():
+        case.output()
+        case.module.load_state_dict(case.module.pack(reference.inputs.weights), strict=False)
+        output = case.output()
+    found = candidate.off(output, reference)
+    if found and not candidate.off(output, normal):
+        found = "it answers with the weights of the call before: are weights kept without a look at their _version?"
+    yield found and f"without gradients, after its weights were changed in place, {found}"
 
 
 @rule("fed in chunks", "scope", "direction", "mask")

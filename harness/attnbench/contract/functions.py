@@ -103,7 +103,8 @@ class Signature:
         """Return a call's arguments by the function's own names, and a mask (B, 1, T, 1) of queries that get output 0.
 
         The mask is None if every query sees a key, or if the function itself gives 0 to a query that sees none. SDPA
-        takes `is_causal` only without a mask, so a function with an SDPA mask gets it only without biases and sinks.
+        takes `is_causal` only without a mask, so a function with an SDPA mask gets it only without biases and sinks. A
+        function that takes a window gets no mask for it.
         """
         names, rule, sizes = self.names, mask.rule, mask.sizes
         has_numbers = any(part.is_additive for part in rule.changes)
@@ -121,10 +122,11 @@ class Signature:
         if names.get("num_kv_heads") == "enable_gqa":
             values["num_kv_heads"] = key.shape[1] != query.shape[1]
         values["softcap"] = next((float(part.arguments[0]) for part in rule.changes if not part.is_additive), None)
-        values["window_size"] = attention_window(_hiding(rule), *sizes[1:])
+        values["window_size"] = window = attention_window(_hiding(rule), *sizes[1:])
         if "mask" in names:
             is_added = self.has_sdpa_mask and has_numbers
-            dense = rest if causal else mask.added(query.dtype) if is_added else mask.visible
+            is_given = "window_size" in names and window is not None and window[0] != UNLIMITED and empty is None
+            dense = rest if causal else mask.added(query.dtype) if is_added else None if is_given else mask.visible
             values["mask"] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
         if "bias" in names:
             hides = rule.hides and not causal and "mask" not in names

@@ -185,8 +185,10 @@ class Remote:
     def call(self, stand_in: "StandIn", inputs: dict[str, Tensor], mask: BoundMask, *, needs: Iterable[str]) -> Tensor:
         """Make a forward call; return its output. `needs` names the inputs and weights that get a gradient."""
         self.num_calls += 1
-        parameters = {} if stand_in.is_built else dict(stand_in.named_parameters())
-        stand_in.is_built = True
+        parameters = dict(stand_in.named_parameters())
+        version = sum(each._version for each in parameters.values())  # noqa: SLF001 - counts changes in place
+        parameters = {} if stand_in.sent_version == version else parameters
+        stand_in.sent_version = version
         tensors, weights = self._exchange.send(inputs, parameters)
         reply = self._asked(
             Call,
@@ -251,7 +253,8 @@ class StandIn(nn.Module):
 
     def __init__(self, remote: Remote, number: int, weights: Weights) -> None:
         super().__init__()
-        self.remote, self.number, self.dropout, self.is_built = remote, number, 0.0, False
+        self.remote, self.number, self.dropout = remote, number, 0.0
+        self.sent_version = -1  # the sum of the versions of the parameters when they were last sent
         for name, tensor in weights.tensors().items():
             self.register_parameter(f"{name} weights", nn.Parameter(tensor.detach(), requires_grad=False))
 
@@ -342,7 +345,12 @@ class Candidates:
             sent = {name: self._exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
             with side_effects.watch_call({}):  # restores the random state: a constructor is allowed to set a seed
-                self._modules[request.module] = implementation.build(weights).eval(), weights
+                if request.module in self._modules:
+                    module, _ = self._modules[request.module]
+                    module.load_state_dict(module.pack(weights), strict=False)
+                else:
+                    module = implementation.build(weights).eval()
+                self._modules[request.module] = module, weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
             set_dropout(module, request.dropout)
