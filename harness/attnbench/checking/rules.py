@@ -391,7 +391,7 @@ def _other_weights(candidate: Candidate) -> Iterator[Outcome]:
     reference = Reference(candidate.workload, drawn, normal.seed, has_gradients=False)
     with torch.no_grad():
         case.output()
-        case.module.load_state_dict(case.module.pack(reference.inputs.weights), strict=False)
+        case.module.load_state_dict(case.module.pack(reference.inputs.weights), strict=False)  # type: ignore[operator]
         output = case.output()
     found = candidate.off(output, reference)
     if found and not candidate.off(output, normal):

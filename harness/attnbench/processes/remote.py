@@ -347,7 +347,7 @@ class Candidates:
             with side_effects.watch_call({}):  # restores the random state: a constructor is allowed to set a seed
                 if request.module in self._modules:
                     module, _ = self._modules[request.module]
-                    module.load_state_dict(module.pack(weights), strict=False)
+                    module.load_state_dict(module.pack(weights), strict=False)  # type: ignore[operator]
                 else:
                     module = implementation.build(weights).eval()
                 self._modules[request.module] = module, weights

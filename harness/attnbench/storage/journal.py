@@ -144,17 +144,18 @@ def read_lines(path: Path, state: State) -> Iterator[Line]:
             older = "older than {}: attnbench report converts a run, attnbench gate --accept stores a new baseline"
             relation = "newer than {}: update attnbench to read it" if schema > SCHEMA else older
             raise DamagedError(f"{path} has schema {schema}, {relation.format(SCHEMA)}")
-        event, wrong, signature = None, "", SIGNATURE.search(line, max(0, len(line) - 80))  # a signature is shorter
-        if signature is None or signature[2] != _digest(line[: signature.end(1)]):
-            yield number, None, "it was changed" if signature else "it was changed: it has lost its digest"
-            due += 1
-            continue
+        event, place = None, due
+        signature = SIGNATURE.search(line, max(0, len(line) - 80))  # a signature is shorter
         try:
             event = _DECODER.decode(line)
-            wrong = state.problem(event)
+            if signature is None:
+                wrong = "it was changed: it has lost its digest"
+            elif signature[2] != _digest(line[: signature.end(1)]):
+                wrong = "it was changed"
+            else:
+                place, wrong = int(signature[1]), state.problem(event)
         except NO_EVENT as error:
             wrong = f"not an event of a journal ({error})"
-        place = int(signature[1])
         if wrong or event is None:
             yield number, None, wrong
         else:

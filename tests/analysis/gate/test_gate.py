@@ -266,7 +266,7 @@ def test_a_damaged_journal_is_an_invalid_session(base: Results, tmp_path: Path, 
     journal = candidate.folder / scripts.JOURNAL
     journal.write_bytes(journal.read_bytes().replace(b'"visit_finished"', b'"visit_fin', 1))
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 4
-    assert "it was changed" in capsys.readouterr().err
+    assert "not an event of a journal" in capsys.readouterr().err
 
 
 def test_mistakes_of_usage_are_distinguished_from_findings(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
