@@ -1,11 +1,12 @@
 """Check code by authors who had not seen the probes: `python -m studies.detection.blind --to DIR`.
 
-`blind.tar.xz` next to this file contains 522 wrong functions (m...) and 314 right ones (h...); in an archive, imports
+`blind.tar.xz` next to this file contains 612 wrong functions (m...) and 350 right ones (h...); in an archive, imports
 and linters do not find them. The authors knew the definition of attention, the signature that a function may have, and
 public bug reports; each file names its source. They compared each wrong function with a float64 loop: its error is at
 least ten times that of a right form (from m301 to m499, four times). Functions from m601 on read a paged cache; their
 author knew docs/serving.md, too. Those from m701 on are kernels, from m801 on ports of models, and from m901 on taken
-from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. m565 was first counted as
+from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. So did those of the kernels,
+ports and reports from m1001, m1101 and m1201 on, who could not run their code. m565 was first counted as
 right, but its gradients are NaN where those of scaled_dot_product_attention are finite. Rerun the command to resume.
 """
 
@@ -57,7 +58,7 @@ def blind(
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(name, filter="data")
         for each in KINDS:
-            files = [file for file in sorted(Path(name, each).glob("[mh][0-9]*.py")) if int(file.stem[1:4]) >= since]
+            files = [file for file in sorted(Path(name, each).glob("[mh][0-9]*.py")) if number_of(file.stem) >= since]
             frame.complete(
                 [Piece(name=f"{each}{since or ''}", make=partial(checked, files), size=-(-len(files) // BATCH))], to
             )
@@ -67,6 +68,11 @@ def blind(
                 settings |= {row["name"]: row.get("setting", "") for row in csv.DictReader(lines, delimiter="\t")}
     frame.save(to / "blind.json", json.dumps(verdicts, indent=1) + "\n")
     frame.save(to / "blind.md", page(verdicts, settings, json.loads(BEFORE.read_bytes())))
+
+
+def number_of(name: str) -> int:
+    """Return the number in the name of a function, as in m1001_last_tile."""
+    return int(name[1:].partition("_")[0])
 
 
 def checked(files: Sequence[Path], number: int) -> list[Row]:
@@ -100,7 +106,7 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
         parts.append(markdown_table([{"verdict": text, "functions": str(num)} for text, num in counts.most_common()]))
         parts.append(f"In all {share(kind, found)}")
         if kind == "mutants":
-            for first, earlier in grouped(before.items(), lambda item: item[0][1]).items():
+            for first, earlier in grouped(before.items(), lambda item: number_of(item[0]) // 100).items():
                 now = {name: found[name] for name, _ in earlier}
                 texts = share(kind, now), share(kind, dict(earlier))
                 parts.append("Of those from m{}01 on {} Before the rules that they led to {}".format(first, *texts))
