@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnbench.checking.agreement import check, compare
 from attnbench.checking.diagnosis import describe, explain
-from attnbench.contract.adapters import adapt, packed
+from attnbench.contract.adapters import adapt, packed, split
 from attnbench.contract.functions import from_function
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, CheckVerdict, Status
 from attnbench.workloads.workload import Workload
@@ -289,6 +289,106 @@ def test_a_kind_from_public_reports_has_its_name_and_its_place(function, axes, n
     found = judged(function, workload(**FORWARD | axes))
     assert name is None or name in found.mistakes, found.diagnosis
     assert words in found.diagnosis
+
+
+class Port(nn.Module):
+    """Self- or cross-attention of a model, with one mistake in its text."""
+
+    def __init__(self, sizes, mistake=""):
+        super().__init__()
+        self.heads, self.mistake, width = sizes.num_heads, mistake, sizes.embed_dim
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x, context):
+        context = context.detach() if self.mistake == "detached" else context
+        heads = [
+            layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, tokens in ((self.q, x), (self.k, context), (self.v, context))
+        ]
+        weights = scores_of(*heads[:2])
+        weights = OverQueries.apply(weights) if self.mistake == "queries" else weights.softmax(-1)
+        weights = nn.Dropout(0.1)(weights) if self.mistake == "dropout" else weights
+        output = weights @ heads[2]  # (B,H,T,K)
+        if self.mistake == "merged":
+            output = output.flatten(0, 1).unflatten(0, (self.heads, -1)).transpose(0, 1)
+        output = self.out(output.transpose(1, 2).flatten(2))
+        return output + self.out.bias if self.mistake == "bias" else output
+
+
+class OverQueries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores):
+        ctx.save_for_backward(weights := scores.softmax(-1))
+        return weights
+
+    @staticmethod
+    def backward(ctx, grad):
+        (weights,) = ctx.saved_tensors
+        return weights * (grad - (grad * weights).sum(-2, keepdim=True))
+
+
+OF_PORTS = {
+    "detached": ("context_detached", "No gradient reaches the tokens through keys and values"),
+    "queries": ("softmax_gradient_over_queries", "sums over the queries instead of the keys"),
+    "merged": ("heads_merged_before_batch", "are read as (head, batch row)"),
+    "bias": ("output_bias_count", "it is added twice"),
+    "dropout": ("dropout_in_evaluation", "Is dropout, or something else random, active in evaluation?"),
+}
+
+
+@pytest.mark.parametrize("mistake", OF_PORTS)
+def test_a_mistake_of_a_port_has_its_name(mistake):
+    made = adapt(
+        lambda sizes: Port(sizes, mistake),
+        split("q", "k", "v", out="out"),
+        call=lambda m, x, context, mask: m(x, context),
+    )
+    found = check(references(workload(scope="module", bias="all", seq_len=20)), made)
+    name, words = OF_PORTS[mistake]
+    assert name in found.mistakes, found.diagnosis
+    assert words.casefold() in found.diagnosis.casefold()
+
+
+def by_whole_root(query, key, value):
+    return (query @ key.mT / math.isqrt(query.shape[-1])).softmax(-1) @ value
+
+
+def first_row_alone(query, key, value, *, mask=None):
+    """All batch rows but the first get 0."""
+    right = sdpa(query, key, value, attn_mask=mask)
+    return torch.cat([right[-1:], torch.zeros_like(right[1:])])
+
+
+def test_a_scale_by_the_whole_root_is_named_and_the_right_mask_is_never_called_a_wrong_one():
+    assert "scaled_by_whole_root" in judged(by_whole_root, workload(head_dim=8, **FORWARD)).mistakes
+    found = judged(first_row_alone, workload(mask="causal", **FORWARD))
+    assert not found.agrees
+    assert "where the mask is" not in found.diagnosis
+
+
+class WithoutSinks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, sinks):
+        scores = scores_of(query, key)
+        ctx.save_for_backward(query, key, value, scores)
+        column = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ value
+
+    @staticmethod
+    def backward(ctx, grad):
+        query, key, value, scores = ctx.saved_tensors
+        weights = scores.softmax(-1)
+        of_weights = grad @ value.mT
+        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) / query.shape[-1] ** 0.5
+        return of_scores @ key, of_scores.mT @ query, weights.mT @ grad, None
+
+
+def test_a_backward_pass_without_the_sinks_is_named():
+    def function(query, key, value, *, sinks=None):
+        return WithoutSinks.apply(query, key, value, sinks)
+
+    found = judged(function, workload(sinks="learned"))
+    assert "backward_without_sinks" in found.mistakes, found.diagnosis
 
 
 def head_off(query, key, value):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnbench.checking import steps
 from attnbench.checking.mistakes import CAUSAL, TILE_LENS
-from attnbench.checking.oracle import RowMask
+from attnbench.checking.oracle import RowMask, project
 from attnbench.checking.steps import Mistake, wrong
 from attnbench.workloads.workload import Workload
 
@@ -48,6 +48,14 @@ def recomputed(
     if has_delta:
         flow = flow - (again if is_own else results["weights"].detach()) * flow.sum(dim=-1, keepdim=True)
     return results["context"].detach() + flow @ value.detach() + again @ (value - value.detach())
+
+
+def over_queries(results: Results, _: RowMask) -> Tensor:
+    """Return the right context; in its gradient, delta is the sum of P * dP over the queries instead of the keys."""
+    weights, value = results["weights"].detach(), results["value"]
+    flow = weights * moved(results["masked scores"])
+    flow = flow - weights * flow.sum(dim=-2, keepdim=True)
+    return results["context"].detach() + flow @ value.detach() + weights @ (value - value.detach())
 
 
 def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: Callable[..., Tensor]) -> Tensor:
@@ -171,7 +179,15 @@ def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMas
 
 def backward_catalogue(workload: Workload) -> Iterator[Mistake]:
     """Yield every mistake of the backward pass alone that is possible at this workload."""
-    if workload.sinks == "none":
+    if workload.scope == "module":
+        apart = lambda x, context, weights: project(x, context.detach(), weights)  # noqa: E731
+        yield wrong("context_detached", projection=apart)
+    if workload.sinks != "none":
+        alone = lambda results: results["masked scores"].softmax(dim=-1).nan_to_num(0.0)  # noqa: E731
+        for is_own in (False, True):
+            yield wrong("backward_without_sinks", backward_pass=partial(recomputed, weights=alone, is_own=is_own))
+    else:
+        yield wrong("softmax_gradient_over_queries", needs_all_rows=True, backward_pass=over_queries)
         yield wrong("no_delta", backward_pass=partial(recomputed, has_delta=False))
         for is_own, detail in ((False, ""), (True, "in delta, too")):
             change = partial(recomputed, weights=exponentials, is_own=is_own)

@@ -544,8 +544,8 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
     """Describe a failure that no known mistake explains: by the candidate's weights, broken rules and notes."""
     if not extent(evidence) and (inside := _float32_inside(evidence, LEAST_NEAR_IN_FLOAT64)):
         return inside
-    random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "")
-    if random and not _differs(implementation, evidence[0].reference):
+    random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "two calls give other outputs")
+    if not _differs(implementation, evidence[0].reference):
         random = ""
     stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
     failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
@@ -685,8 +685,12 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
     """Return a finding if the weights (B, H, T, S) fit scaled scores, or right scores under another mask; else None."""
     seen, masked = actual > 0, results["masked scores"]
     other = steps.hide(mask.changed(results["scores"]), seen).softmax(dim=-1).nan_to_num(0.0)
-    if not torch.equal(seen, mask.seen.expand_as(seen)) and largest(other, actual) <= allowed:
-        words = f"{visible_keys(seen[0, 0], mask.seen.expand_as(seen)[0, 0])}, where the mask is {mask.rule}"
+    right = mask.seen.expand_as(seen)
+    differs = (seen != right).flatten(2).any(dim=-1) & seen.flatten(2).any(dim=-1)  # (B,H)
+    if differs.any() and largest(other, actual) <= allowed:
+        row, head = differs.nonzero()[0].tolist()
+        words = f"{visible_keys(seen[row, head], right[row, head])}, where the mask is {mask.rule}"
+        words += f", in batch row {row} and head {head}" * bool(row or head)
         return finding(words, ["mask_of_its_own"], "masked scores")
     is_clear = mask.seen & (actual > 0) & (results["weights"] > 0)
     count = is_clear.sum(dim=-1, keepdim=True).clamp(min=1)

@@ -253,6 +253,9 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
     yield wrong("viewed_not_transposed", detail, heads=mixed)
     if min(of_query, workload.seq_len) == 1:
         return
+    if min(of_query, workload.batch_size) > 1:
+        blocks = lambda x: x.flatten(0, 1).unflatten(0, x.shape[1::-1]).transpose(0, 1)  # noqa: E731
+        yield wrong("heads_merged_before_batch", **changed(OUTPUT, blocks))
     merged = changed(OUTPUT, lambda x: x.reshape(x.transpose(1, 2).shape).transpose(1, 2))
     yield wrong("merged_without_transpose", needs_all_rows=True, **merged)
     for operand in ("query, key and value", *QKV, OUTPUT):
@@ -335,6 +338,14 @@ def projections(workload: Workload) -> Iterator[Mistake]:
             if {"q", "k", "v"} <= workload.biased:
                 alone = regrouped(lambda parts, order=order: [parts[place] for place in order], kinds=("_bias",))  # type: ignore[misc]
                 yield wrong("biases_in_wrong_order", f"they are those of {names}", projection=alone)
+    for times, words in {0: "left out", 2: "added twice"}.items() if "out" in workload.biased else ():
+        yield wrong("output_bias_count", f"it is {words}", output=partial(with_output_bias, times=times))
+
+
+def with_output_bias(attended: Tensor, weights: Weights, times: int) -> Tensor:
+    """Return the step `output` with its bias added `times` times."""
+    assert weights.out_bias is not None
+    return oracle.output(attended, weights) + (times - 1) * weights.out_bias
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
@@ -432,6 +443,7 @@ def scales(workload: Workload) -> Iterator[Mistake]:
         ("scale_and_root", right / root),
         ("scaled_by_fourth_root", width**-0.25),
         *(("scaled_by_other_width", other**-0.5) for other in (32, 64, 128)),
+        ("scaled_by_whole_root", 1 / math.isqrt(width)),
     ]
     known = [right]
     for name, scale in factors:

@@ -300,7 +300,7 @@ def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
     yield outcome
 
 
-@rule("another mask", "scope", "direction", "way")
+@rule("another mask", "scope", "direction", "way", "padded")
 def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a call with another mask of the same sizes is right after a call with the workload's mask.
 
@@ -325,10 +325,15 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
             continue
         reference = Reference(workload, candidate.normal.drawn, candidate.normal.seed, has_gradients=False)
         try:
-            if candidate.off(answer(mask), reference):
-                continue
+            alone = answer(mask)
         except Exception:  # noqa: BLE001, S112 - it takes no such mask
             continue
+        if candidate.off(alone, reference):
+            if candidate.off(alone, candidate.normal):
+                continue
+            found = f"it answers under the mask {own} of earlier calls: is a mask kept by its shape?"
+            yield f"under the mask {mask} {found}"
+            return
         kinds = {"": "by its shape", memory.WRITTEN: "without a look at its _version"}
         for form, kept in [*kinds.items()][: 1 + (workload.scope == "attention")]:  # modules get no form
             output = answer(own, mask, form=form)
@@ -939,6 +944,7 @@ def _values(workload: Workload) -> dict[str, object]:
         "half": is_half(workload),
         "square": workload.seq_len == workload.kv_len,
         "hides": rule.hides,
+        "padded": isinstance(rule, Padding),
         "grouped": workload.num_heads != workload.num_kv_heads,  # key heads are repeated before they reach functions
         "one head": workload.num_heads == 1,
         "way": (
