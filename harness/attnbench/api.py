@@ -32,7 +32,7 @@ from attnbench.analysis.table import table as cells_of
 from attnbench.console import watching
 from attnbench.plugins import expand_spec, name_of, plugs, require_known
 from attnbench.processes import execution
-from attnbench.processes.planning import build_plan, draw_seed, plan_to_choose, rejected
+from attnbench.processes.planning import build_plan, condition_fields, draw_seed, plan_to_choose, rejected
 from attnbench.reports import Picture, answers, recommended, screen, summary, titles, write_usual
 from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
@@ -234,6 +234,7 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     budget: float = 30.0,
     smallest_effect: float = SMALLEST_EFFECT,
     false_share: float = FALSE_SHARE,
+    conditions: str = "",
     seed: int | None = None,
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
@@ -243,7 +244,8 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     By default, `baseline` is the last of several implementations, or `sdpa` if there is only one implementation. The
     run ends early once every comparison is decided. Times are equivalent if their relative difference is below
     `smallest_effect` (0.02 is 2 %). At most the share `false_share` of the verdicts faster and slower is expected to be
-    false. Axes are as in `check`. The run is stored below the folder `results`, where the commands find it.
+    false. `conditions` are those of `attnbench run --conditions`, such as "steady", which fixes how freed memory is
+    handled. Axes are as in `check`. The run is stored below the folder `results`, where the commands find it.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -259,6 +261,7 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
         specs = [f"{name_of(reference)} (candidate)={specs[0]}"]
     more: dict[str, Any] = {"budget_s": budget, "smallest_effect": smallest_effect, "false_share": false_share}
+    more |= condition_fields(conditions)
     return outcome(_executed("quick", specs, folder, seed, axes, baseline=reference, **more))
 
 

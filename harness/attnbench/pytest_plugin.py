@@ -140,7 +140,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"attnbench: {len(lines)} undecided comparison{'s' * (len(lines) > 1)}")
         for line in lines:
             terminalreporter.line(line)
-        terminalreporter.line("A larger budget_s, or a machine without other work, may decide them.")
+        terminalreporter.line(
+            'A larger budget_s, conditions="steady", or a larger false_share for a few tests may decide them.'
+        )
 
 
 @pytest.fixture

@@ -207,7 +207,8 @@ def too_noisy(results: Results) -> Warned | None:
     if half <= math.log1p(margin):
         return None
     visible = f"about {percent(detectable)} can be detected" if detectable < LARGEST_DETECTABLE else "run it longer"
-    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {visible}.")
+    hint = " --conditions steady may be less noisy." if results.plan.allocator == "system" else ""
+    return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {visible}.{hint}")
 
 
 def contention(results: Results) -> Warned | None:

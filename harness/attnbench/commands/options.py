@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 import typer
 
 from attnbench import plugins
-from attnbench.processes.planning import build_plan, draw_seed
+from attnbench.processes.planning import build_plan, condition_fields, draw_seed
 from attnbench.storage.events import Plan
 from attnbench.workloads.models import PHASES
 
@@ -134,25 +134,10 @@ class TimingOptions(SelectionOptions):
             ValueError: a condition is unknown, two conditions or --referee and a condition exclude one another, or
                 both --model and --sweep are given.
         """
-        fields = {word: field for field, words in CONDITIONS.items() for word in words}
-        chosen: dict[str, str] = {}
-        for word in filter(None, map(str.strip, self.conditions.split(","))):
-            plugins.require_known("condition", [word], fields)
-            if (other := chosen.setdefault(fields[word], word)) != word:
-                raise ValueError(f"--conditions {other} and {word} exclude one another: give one of them")
+        chosen = condition_fields(self.conditions)
         if self.is_refereed and (unfit := sorted(chosen.keys() & {"launch", "pace", "cache", "isolation"})):
             raise ValueError(f"--referee and --conditions {chosen[unfit[0]]} exclude one another: give one of them")
         return super().fields(**(chosen | more))
-
-
-CONDITIONS = {
-    "cache": ("warm", "cold"),
-    "launch": ("eager", "graph"),
-    "pace": ("burst", "sustained"),
-    "allocator": ("system", "steady", "retain"),
-    "isolation": ("process", "shared"),
-}
-"""The words of --conditions by the parameter of build_plan that they set; one parameter takes at most one word."""
 
 
 def require_extra(module: str, extra: str) -> None:

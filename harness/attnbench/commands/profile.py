@@ -45,7 +45,7 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
                     say(f"Time of {cell['implementation']}: {cell['spends']}")
         terminal.print_findings(traced)
         if any(cell["trace"] for cell in cells):
-            typer.echo(f"\nView them: attnbench tensorboard {folder}")
+            typer.echo(f"\nView them: attnbench tensorboard {folder}\nor open one at https://ui.perfetto.dev")
 
     present(lambda: cells, show)
     return exit_status.of_run(traced)

@@ -18,6 +18,7 @@ from attnbench.units import grouped, multiple, sanitize_line, text_lines
 
 NOT_ON_TERMINAL = {*summary.ON_PAGE_ALONE, "error", "notes"}
 """Columns that only files have, since a terminal is narrow."""
+MOST_LINES = 4  # of a list, unless --verbose is set
 
 
 def print_results(results: Results) -> None:
@@ -141,10 +142,14 @@ def _print_not_tried(records: Iterable[Record]) -> None:
 
 
 def _print_list(title: str, lines: Sequence[str]) -> None:
+    """Print a title and lines below it, at most MOST_LINES unless --verbose is set."""
+    most = len(lines) if OUTPUT.is_verbose else MOST_LINES
     if lines:
         say(f"\n{title}")
-    for line in lines:
+    for line in lines[:most]:
         say(f"  {line}", "dim")
+    if len(lines) > most:
+        say(f"  {len(lines) - most} more: --verbose", "dim")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -35,12 +35,35 @@ SEARCH_RANGES = {
     "head_dim": (8, 256),
 }
 """Axes along which crossovers can be searched, with the default smallest and largest value of each."""
+CONDITIONS = {
+    "cache": ("warm", "cold"),
+    "launch": ("eager", "graph"),
+    "pace": ("burst", "sustained"),
+    "allocator": ("system", "steady", "retain"),
+    "isolation": ("process", "shared"),
+}
+"""The words of --conditions by the parameter of build_plan that they set; one parameter takes at most one word."""
 MOST_SEEDS = 2**31  # seeds are drawn below this number
 
 
 def draw_seed() -> int:
     """Draw a random seed, so that no code under test can predict its inputs."""
     return secrets.randbelow(MOST_SEEDS)
+
+
+def condition_fields(text: str) -> dict[str, str]:
+    """Return the parameters of build_plan that conditions set, as in "cold,steady".
+
+    Raises:
+        ValueError: a condition is unknown, or two exclude one another.
+    """
+    fields = {word: field for field, words in CONDITIONS.items() for word in words}
+    chosen: dict[str, str] = {}
+    for word in filter(None, map(str.strip, text.split(","))):
+        plugins.require_known("condition", [word], fields)
+        if (other := chosen.setdefault(fields[word], word)) != word:
+            raise ValueError(f"the conditions {other} and {word} exclude one another: give one of them")
+    return chosen
 
 
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:

@@ -24,6 +24,10 @@ from attnbench.units import MISSING, SCALES, grouped, multiple, percent, sanitiz
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
+SURELY = 2.0
+"""An undecided implementation that took at least this many times as long as the baseline is not said to be perhaps
+faster, although its processes were too few for an interval."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cell:
@@ -82,13 +86,15 @@ class Cell:
     def may_be_faster(self) -> bool:
         """Whether the cell is doubtful, or is undecided and may be faster by more than the margin.
 
-        False if its time leaves out the gathering of keys.
+        False if its time leaves out the gathering of keys, or if it has no interval and took SURELY times as long.
         """
         if self.is_gathered:
             return False
         if self.comparison is None or self.mark is not Mark.undecided:
             return self.mark is Mark.doubtful
-        return self.comparison.low is None or self.comparison.low < 1 / (1 + self.comparison.margin)
+        if self.comparison.low is None:
+            return self.comparison.ratio < SURELY
+        return self.comparison.low < 1 / (1 + self.comparison.margin)
 
     @cached_property
     def estimate(self) -> Estimate | None:

@@ -31,6 +31,7 @@ HEADING, CELL, NAME = "Time of a call", 9, 20
 """HEADING: heading of the times; CELL and NAME: largest width in characters of a time with its sign, and of a name."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines of the screen's parts
 MOST_HEADING, MOST_FIRST_CALLS = 4, 4  # most lines of headings if each implementation has a row, and of first calls
+JOINED = "\N{NO-BREAK SPACE}"  # within a name and its time, which stay on one line
 FEW_OPEN = 3  # undecided comparisons are named if there are at most this number
 
 
@@ -154,7 +155,9 @@ def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: in
     lines[-1] = HEADING + lines[-1][len(HEADING) :]
     last = max(members, key=lambda shape: shape.workload.num_scores)
     for number in range(len(every), 0, -1):
-        texts = [f"{sanitize_line(name, NAME)} {last.text_of(name).strip()}" for name in every[number:]]
+        texts = [
+            f"{sanitize_line(name, NAME)} {last.text_of(name).strip()}".replace(" ", JOINED) for name in every[number:]
+        ]
         others = textwrap.wrap(f"At {last.name}: {', '.join(texts)}.", WIDTH) if texts else []
         if tall + number + len(others) <= room:
             break
@@ -163,7 +166,7 @@ def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: in
             sanitize_line(name, NAME).ljust(width) + "".join(f" {texts[place].rjust(CELL)}" for _, texts in columns)
         )
     shown = textwrap.wrap(" ".join(others), WIDTH, max_lines=max(1, room - tall - number), placeholder=" (summary.md)")
-    return [line.rstrip() for line in [*lines, *shown]]
+    return [line.replace(JOINED, " ").rstrip() for line in [*lines, *shown]]
 
 
 def _name_width(every: Sequence[str]) -> int:
@@ -202,8 +205,6 @@ def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
         parts.append(f"Not tried, over a limit: {'; '.join([*texts[:named], *more])}.")
     if absent := cells.absent_implementations(results):
         few = [sanitize_line(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
-        parts.append(
-            f"Unsupported: {'; '.join(few) if len(few) <= most_named else f'{len(few)} (reasons: summary.md)'}."
-        )
-    whole = "   ".join(parts)
+        parts.append(f"Unsupported: {'; '.join(few) if len(few) <= most_named else f'{len(few)} (summary.md)'}.")
+    whole = " ".join(parts)
     return [whole] if len(whole) <= WIDTH else parts

@@ -140,7 +140,7 @@ def machine(results: Results) -> list[str]:
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
     parts += [results.plan.conditions] if results.plan.conditions != "warm" else []
     parts.append("DOUBTFUL" if session_doubts(results) else "noisy" if too_noisy(results) else "quiet")
-    margin = f"Differences below {percent(results.plan.smallest_effect)} count as equal."
+    margin = f"Differences below {percent(results.plan.smallest_effect)} count as equal. Seed {results.plan.seed}."
     return [*around, sanitize_line(", ".join(parts)), margin]
 
 

@@ -56,14 +56,14 @@ def changed(results: Results) -> list[str]:
     for match in matched(*by_side(results)):
         both = [] if any(record.is_predicted for record in match.records) else rulings(match, Thresholds())
         known = [one for one in both if one.base != one.candidate and None not in {one.base, one.candidate}]
-        parts = [f"{one.metric} {_shown(one.base, one.unit)}, now {_shown(one.candidate, one.unit)}" for one in known]
-        if parts:
+        texts = [(one.metric, _shown(one.base, one.unit), _shown(one.candidate, one.unit)) for one in known]
+        if parts := [f"{metric} {before}, now {now}" for metric, before, now in texts if before != now]:
             lines.append(sanitize_line(f"{match}: {'; '.join(parts)}"))
     return lines
 
 
 def _shown(value: float | str | None, unit: str) -> str:
-    return value if isinstance(value, str) else show(value, unit, digits=6)
+    return value if isinstance(value, str) else show(value, unit, digits=4) if unit else f"{value:,.6g}"
 
 
 def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
