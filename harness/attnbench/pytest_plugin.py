@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MOST_SEEDS = 2**31  # seeds are drawn below this number
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001  # a suite may have hundreds of comparisons
+STEADY = "steady"  # freed memory is handled alike in every process: with few processes, chance would decide otherwise
 UNDECIDED = "attnbench-undecided"
 """Name of the property, in a test's report, whose value is the sentence about an undecided comparison. pytest-xdist and
 JUnit XML keep such properties."""
@@ -47,7 +48,8 @@ class AttentionBench:
 
         `more` takes the axes of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference),
         each with a value or a list of values. It also takes the parameters `seed` (default: the seed of the session),
-        `smallest_effect` and `false_share` (default: 0.001) of `attnbench.compare`. The comparison ends when all
+        `smallest_effect`, `false_share` (default: 0.001) and `conditions` (default: steady) of `attnbench.compare`. The
+        comparison ends when all
         verdicts are decided, or after `budget_s` seconds for all workloads together. Nothing stays on disk.
 
         Raises:
@@ -62,6 +64,7 @@ class AttentionBench:
         if candidate == baseline:
             raise ValueError(f"{candidate} would be compared with itself: give two different ones")
         usual: dict[str, Any] = {"seed": self.seed, "direction": "inference", "false_share": FALSE_SHARE}
+        usual["conditions"] = STEADY
         with tempfile.TemporaryDirectory(prefix="attnbench-pytest-") as folder:
             outcome = compare(candidate, baseline=baseline, results=folder, budget=budget_s, **(usual | more))
         if self.node is not None:
@@ -141,7 +144,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for line in lines:
             terminalreporter.line(line)
         terminalreporter.line(
-            'A larger budget_s, conditions="steady", or a larger false_share for a few tests may decide them.'
+            "A larger budget_s, a larger false_share for a few tests, or a quiet machine may decide them."
         )
 
 

@@ -249,7 +249,7 @@ class Candidate:
             return ""
         size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
         workload = reference.workload
-        at = f"at seq_len={workload.seq_len} and kv_len={workload.kv_len}"
+        at = f"at batch_size={workload.batch_size}, seq_len={workload.seq_len} and kv_len={workload.kv_len}"
         at = f"at batch={workload.batch}" if workload.requests else at
         return f"{at} its output is wrong: {size}"
 
