@@ -35,11 +35,12 @@ SILENT = {"right", "right where tried"}
 BEFORE = Path(__file__).with_name("before.json")
 """Earlier verdicts by function, from m501 on: the check did not have the rules yet that these functions led to."""
 JUDGED = Path(__file__).with_name("judged.json")
-"""Judgements (see JUDGEMENTS) of attnbench's diagnosis of each function from m701 on, by state of attnbench's code. The
-people who judged had not written the diagnoses."""
+"""Judgements (see JUDGEMENTS) of attnbench's diagnosis of each function from m701 or m1001 on, by state of attnbench's
+code. The people who judged had not written the diagnoses."""
 JUDGEMENTS = ("right", "vague", "wrong", "missed")
-LATER = """Later rows are of code that was mended for these same functions, and the last judges five again: their
-bounds say how many were wrong here, not how many would be among new functions."""
+LATER = """Rows after the first, and the last one, are of code that was mended for these same functions, of which only some
+were judged again: their bounds say how many were wrong here, not how many would be among new functions. The row of the
+new sets is of code that had not seen them."""
 BATCH = 20
 """Number of files that one command checks, so that reference answers are computed once for all of them."""
 
