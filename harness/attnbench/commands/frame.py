@@ -14,9 +14,11 @@ from dataclasses import is_dataclass
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
+from rich.console import Console
 
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.commands import OUTPUT, Command, ExitCode
+from attnbench.console import say
 from attnbench.units import quantity, readable_json
 
 PANELS = {
@@ -152,7 +154,7 @@ def say_conclusion(conclusion: Conclusion, *, is_silent: bool = False) -> None:
     """Print the sentence of a conclusion; with `is_silent` or --json to standard error, and only if it did not pass."""
     is_silent |= OUTPUT.is_json
     if not is_silent or conclusion.ending is not Ending.passed:
-        typer.echo(conclusion.sentence, err=is_silent)
+        say(conclusion.sentence, console=Console(stderr=is_silent))
 
 
 def exit_code(conclusion: Conclusion) -> ExitCode:

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import typer
-
 from attnbench.analysis.conclusion import Conclusion, Ending, Question, conclude, marks
 from attnbench.analysis.growth import REQUESTS, Growth, growths
 from attnbench.commands import Command, running
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
+from attnbench.console import say
 from attnbench.processes.execution import new_folder
 from attnbench.reports import titles
 from attnbench.units import grouped
@@ -42,7 +41,9 @@ def growth(
     def show() -> None:
         panels = grouped(grown, _title)
         for title, members in panels.items():
-            typer.echo("\n  ".join([f"\n{title}", *(each.sentence for each in members)]))
+            say(f"\n{title}")
+            for each in members:
+                say(f"  {each.sentence}")
 
     present(lambda: [each.facts() for each in grown], show)
     end = conclude(marks(measured), Question.measurement)
