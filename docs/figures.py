@@ -37,6 +37,7 @@ RUNS = {
 """Folders of the gallery, and their subjects."""
 OTHERS = {
     "acceptance/acceptance.md": "what the method was asked to show, simulated and in real sessions, misses included",
+    "acceptance/zen4.md": "two of these tests on another processor",
     "portable/README.md": "the check without Linux's own calls, and a sweep in a small container",
     "verdicts/README.md": "old runs of the gallery judged again, and why verdicts changed",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",

@@ -38,9 +38,9 @@ JUDGED = Path(__file__).with_name("judged.json")
 """Judgements (see JUDGEMENTS) of attnbench's diagnosis of each function from m701 or m1001 on, by state of attnbench's
 code. The people who judged had not written the diagnoses."""
 JUDGEMENTS = ("right", "vague", "wrong", "missed")
-LATER = """Rows after the first, and the last one, are of code that was mended for these same functions, of which only some
-were judged again: their bounds say how many were wrong here, not how many would be among new functions. The row of the
-new sets is of code that had not seen them."""
+LATER = """The row of the new sets is of code that had not seen them. Rows after the first, and the last one, are of
+code that was mended for these same functions, of which only some were judged again: their bounds say how many were
+wrong here, not how many would be among new functions."""
 BATCH = 20
 """Number of files that one command checks, so that reference answers are computed once for all of them."""
 
