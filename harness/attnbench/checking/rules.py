@@ -334,8 +334,8 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
             found = f"it answers under the mask {own} of earlier calls: is a mask kept by its shape?"
             yield f"under the mask {mask} {found}"
             return
-        kinds = {"": "by its shape", memory.WRITTEN: "without a look at its _version"}
-        for form, kept in [*kinds.items()][: 1 + (workload.scope == "attention")]:  # modules get no form
+        for form in ("", memory.WRITTEN) if workload.scope == "attention" else ("",):  # modules get no form
+            kept = "without a look at its _version" if form else "by its shape"
             output = answer(own, mask, form=form)
             found = candidate.off(output, reference)
             if found and not candidate.off(output, candidate.normal):

@@ -70,6 +70,7 @@ def report(
     for folder in folders:
         if older.convert(journal := journal_of(folder)):
             running.print_note(f"{journal} was of an older version and is converted; {journal.name}.old keeps it")
+            running.print_note("numbers that somebody edited before are not noticed any more")
     stored = read(folders[0] if len(folders) == 1 else _join(folders))
     if kind is not None:
         _write_one(stored, kind, to)

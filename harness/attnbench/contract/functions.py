@@ -125,8 +125,13 @@ class Signature:
         values["window_size"] = window = attention_window(_hiding(rule), *sizes[1:])
         if "mask" in names:
             is_added = self.has_sdpa_mask and has_numbers
-            is_given = "window_size" in names and window is not None and window[0] != UNLIMITED and empty is None
-            dense = rest if causal else mask.added(query.dtype) if is_added else None if is_given else mask.visible
+            is_window = "window_size" in names and window is not None and window[0] != UNLIMITED and empty is None
+            if causal:
+                dense = rest
+            elif is_added:
+                dense = mask.added(query.dtype)
+            else:
+                dense = None if is_window else mask.visible
             values["mask"] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
         if "bias" in names:
             hides = rule.hides and not causal and "mask" not in names

@@ -25,8 +25,8 @@ from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
 SURELY = 2.0
-"""An undecided implementation that took at least this many times as long as the baseline is not said to be perhaps
-faster, although its processes were too few for an interval."""
+"""An implementation that took at least this many times as long as the baseline is not called perhaps faster, even if
+there were too few processes for an interval."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from attnbench import cli
+from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Outcome, Rule, Thresholds
 from attnbench.analysis.gate.times import state_change
@@ -378,3 +379,11 @@ def test_what_moves_everything_alike_changes_no_ratio(base: Results, tmp_path: P
     changes = [*slower, ceilings("matmul", 1.4), ceilings("copy", 1.4)]
     decision = judge(base, run(tmp_path / "worse", *changes, scales("fused", 1.3)))
     assert decision.outcome is Outcome.finding
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "unit"), [(27_262_976.0, 27_262_980.0, "bytes"), (0.25, 0.25000001, ""), ("ok", "wrong", "")]
+)
+def test_two_facts_that_differ_are_shown_so_that_they_differ(base, candidate, unit):
+    one, other = certain._both(base, candidate, unit)
+    assert one != other

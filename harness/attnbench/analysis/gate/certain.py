@@ -56,14 +56,22 @@ def changed(results: Results) -> list[str]:
     for match in matched(*by_side(results)):
         both = [] if any(record.is_predicted for record in match.records) else rulings(match, Thresholds())
         known = [one for one in both if one.base != one.candidate and None not in {one.base, one.candidate}]
-        texts = [(one.metric, _shown(one.base, one.unit), _shown(one.candidate, one.unit)) for one in known]
-        if parts := [f"{metric} {before}, now {now}" for metric, before, now in texts if before != now]:
+        parts = ["{} {}, now {}".format(one.metric, *_both(one.base, one.candidate, one.unit)) for one in known]
+        if parts:
             lines.append(sanitize_line(f"{match}: {'; '.join(parts)}"))
     return lines
 
 
-def _shown(value: float | str | None, unit: str) -> str:
-    return value if isinstance(value, str) else show(value, unit, digits=4) if unit else f"{value:,.6g}"
+def _both(base: float | str | None, candidate: float | str | None, unit: str) -> tuple[str, str]:
+    """Format two different facts of a cell, numbers with just enough digits, at least four, to tell them apart."""
+    if isinstance(base, str) or isinstance(candidate, str):
+        return str(base), str(candidate)
+    pairs = [(_shown(base, unit, digits), _shown(candidate, unit, digits)) for digits in (4, 6, 9, 17)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+
+
+def _shown(value: float | None, unit: str, digits: int) -> str:
+    return show(value, unit, digits=digits) if unit else f"{value:,.{digits}g}"
 
 
 def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
