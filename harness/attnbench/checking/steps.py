@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnbench.case import Inputs
-from attnbench.checking.oracle import RowMask, output, project, row_mask
+from attnbench.checking.oracle import RowMask, output, product, project, row_mask
 from attnbench.checking.oracle import heads as heads_of
 from attnbench.contract import repeat_heads
 from attnbench.explained import explanations
@@ -24,13 +24,6 @@ from attnbench.workloads.workload import Workload
 
 Changes = Mapping[str, Callable[..., Any]]
 """Replacements of steps, by the step's name: functions with the operands of the step and the same kind of result."""
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices as GPUs do: sum in float32 at least, then round to the operands' dtype."""
-    if torch.finfo(left.dtype).bits < 32:  # noqa: PLR2004 - float32's
-        return (left.float() @ right.float()).to(left.dtype)
-    return left @ right
 
 
 def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, Tensor, Tensor]:
