@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from attnbench.checking import mistakes, steps
+from attnbench.checking import mistakes, oracle, steps
 from attnbench.checking.oracle import RowMask
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.contract.loading import named
@@ -58,7 +58,7 @@ def attend_tokens(
 
 def unscaled(made: dict[str, Tensor]) -> Tensor:
     """Compute the scores (H, T, S) before the division by sqrt(K), from the steps of `attend` or `attend_tokens`."""
-    return steps.product(made["query"], made["key"].transpose(-2, -1))
+    return oracle.product(made["query"], made["key"].transpose(-2, -1))
 
 
 def planted(mistake: str, workload: Workload) -> steps.Changes:

@@ -7,7 +7,7 @@ which the last table shows.
 import torch
 from torch import Tensor, nn
 
-from attnbench.checking import steps
+from attnbench.checking import oracle, steps
 from attnbench.checking.oracle import RowMask
 from attnbench.contract import Weights
 from examples.tutorials.blocks import attend_tokens, output, seeded
@@ -60,7 +60,7 @@ def tables() -> dict[str, Tensor]:
     batch = torch.stack([x, x])  # (B,T,D)
     return {
         "input": x,
-        "scores_of_input_with_itself": steps.product(x, x.T),
+        "scores_of_input_with_itself": oracle.product(x, x.T),
         "softmax_examples": torch.tensor(LOGITS).softmax(dim=-1),
         "simple": output("fused", separate(1), batch)[0],
         "module_list": output("module_list", separate(2), batch)[0],

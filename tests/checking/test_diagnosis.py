@@ -9,8 +9,9 @@ from attnbench.checking import steps
 from attnbench.checking.agreement import check
 from attnbench.checking.diagnosis import Evidence, cut, gather, match, visible_keys
 from attnbench.checking.mistakes import catalogue
+from attnbench.checking.oracle import product
 from attnbench.checking.reference import reference_for_probe
-from attnbench.checking.steps import Mistake, product
+from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
 from studies.detection.planted import implementation
 from tests.checks import references

@@ -170,15 +170,17 @@ def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, de
     assert not template.is_running()
 
 
-def test_a_request_is_not_sent_after_its_answer():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+def test_a_request_is_not_sent_after_its_answer(tmp_path):
+    client = ProcessClient(Template(tmp_path / "log"), 5.0)
+    client._line, theirs = socket.socketpair()
+    client._arrivals.register(client._line, select.POLLIN)
+    with client._line, theirs:
         message = request("start", {"layout": 0})
-        ProcessClient._send(ours, message)
+        client._send(message)
         assert theirs.recv(1024) == START
         theirs.sendall(b"an answer")
         with pytest.raises(msgspec.DecodeError, match="an answer before its request"):
-            ProcessClient._send(ours, message)
+            client._send(message)
 
 
 def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(tmp_path):

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from attnbench.case import QKV
 from attnbench.checking import oracle, steps
-from attnbench.checking.oracle import RowMask, row_mask
+from attnbench.checking.oracle import RowMask, product, row_mask
 from attnbench.checking.page_mistakes import page_mistakes
-from attnbench.checking.steps import Mistake, after, before, hide, product, softmax_with_sinks, with_bias, wrong
+from attnbench.checking.steps import Mistake, after, before, hide, softmax_with_sinks, with_bias, wrong
 from attnbench.contract import Weights
 from attnbench.workloads import masks
 from attnbench.workloads.masks import Mask

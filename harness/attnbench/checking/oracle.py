@@ -67,15 +67,23 @@ class RowMask:
     device: torch.device | str = "cpu"
     scale: float | None = None  # None: 1 / sqrt(K)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and tensors of learned biases
-    whole: "RowMask | None" = None  # the mask of all batch rows and heads, if this one is a `part`
+    whole: "RowMask | None" = None  # the mask that this one is a `part` of
     batch: slice = field(default_factory=lambda: EVERY)
     heads: slice = field(default_factory=lambda: EVERY)
 
-    def part(self, row: int, head: int) -> "RowMask":
-        """Return the mask of one batch row and head, which shares `seen` with this mask; a part returns itself."""
+    def part(self, head: int, row: int | None = None) -> "RowMask":
+        """Return the mask of one head, and of one batch row or all; it shares `seen` with this mask.
+
+        A part returns itself.
+        """
         if self.whole is not None:
             return self
-        return replace(self, whole=self, batch=slice(row, row + 1), heads=slice(head, head + 1))
+        return replace(
+            self,
+            whole=self,
+            batch=EVERY if row is None else slice(row, row + 1),
+            heads=slice(head, head + 1),
+        )
 
     def scale_for(self, head_dim: int) -> float:
         """Return the factor by which products of queries and keys of width `head_dim` are multiplied."""
@@ -160,23 +168,22 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 
     Query head h reads key/value head h // (H / G). A row that sees no key gives 0.
     """
-    batch_size, num_heads, num_rows, head_dim = query.shape
+    num_heads, readers = query.shape[1], query.shape[1] // key.shape[1]
     results = []
-    for row, head in itertools.product(range(batch_size), range(num_heads)):
-        group = head // (num_heads // key.shape[1])
-        own = mask.part(row, head)
-        scores = query[row, head] @ key[row, group].T * mask.scale_for(head_dim)  # (R,S)
-        scores = own.changed(scores[None, None])[0, 0].where(own.seen[0, 0], -math.inf)
-        largest = scores.max(dim=1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
+    for head in range(num_heads):
+        own, of_key, of_value = mask.part(head), key[:, head // readers], value[:, head // readers]  # (B,S,K), (B,S,V)
+        scores = query[:, head] @ of_key.mT * mask.scale_for(query.shape[-1])  # (B,R,S)
+        scores = own.changed(scores[:, None])[:, 0].where(own.seen[:, 0], -math.inf)
+        largest = scores.max(dim=-1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
         if own.sinks is not None:
             largest = torch.maximum(largest, own.sinks[0])
         powers = (scores - largest).exp()
-        total = powers.sum(dim=1, keepdim=True)
+        total = powers.sum(dim=-1, keepdim=True)
         if own.sinks is not None:
             total = total + (own.sinks[0] - largest).exp()
         weights = powers / total.where(total > 0, 1.0)
-        results.append(weights @ value[row, group])  # (R,V)
-    return torch.stack(results).reshape(batch_size, num_heads, num_rows, value.shape[-1])
+        results.append(weights @ of_value)  # (B,R,V)
+    return torch.stack(results, dim=1)
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, detaches: bool = False) -> Tensor:
@@ -347,7 +354,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
         own = replace(mask, rows=mask.rows[rows])
         for row, head in itertools.product(range(batch_size), range(num_heads)):
             at, group = slice(row, row + 1), head // readers
-            part = query[at, head, rows], key[at, group], value[at, group], own.part(row, head)
+            part = query[at, head, rows], key[at, group], value[at, group], own.part(head, row)
             if torch.is_grad_enabled():
                 results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
             else:
@@ -432,7 +439,7 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
             bound = part.transform(bound)
             continue
         best = torch.zeros_like(bound)
-        for place in itertools.product(range(query.shape[0]), range(mask.num_heads)):  # one by one, to limit memory
+        for place in itertools.product(range(mask.num_heads), range(query.shape[0])):  # one by one, to limit memory
             one = mask.part(*place)
             of_rows = one.bias(part).masked_fill(~one.seen[0, 0], -math.inf).amax(dim=-1).abs()  # (..., R)
             best = torch.maximum(best, of_rows.where(of_rows.isfinite(), 0.0).max())

@@ -12,12 +12,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from io import FileIO
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import increment_version
@@ -77,8 +77,8 @@ class TensorFile:
         else:
             file = os.memfd_create("attnbench-tensors")
             self.path = f"/proc/{os.getpid()}/fd/{file}"
-        self._file = FileIO(file, "r+b")
-        weakref.finalize(self, self._file.close)
+        self._file = file
+        weakref.finalize(self, os.close, file)
 
     def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, TensorHeader]]:
         """Write the whole storages of all tensors; return for each group the headers of its tensors, by name."""
@@ -88,8 +88,7 @@ class TensorFile:
             first = dict[int, str]()
             for name, tensor in tensors.items():
                 held = bytes_of(tensor).cpu().numpy()
-                self._file.seek(at)
-                held.tofile(self._file)
+                self._write(held, at)
                 places[-1][name] = TensorHeader(
                     dtype=str(tensor.dtype).removeprefix("torch."),
                     shape=tuple(tensor.shape),
@@ -103,16 +102,24 @@ class TensorFile:
                 at += held.size
         return places
 
+    def _write(self, held: npt.NDArray[np.uint8], at: int) -> None:
+        rest = held.data
+        while rest:  # the system writes at most 2 GiB at a time
+            count = os.pwrite(self._file, rest, at)
+            rest, at = rest[count:], at + count
+
     def read(self, place: TensorHeader) -> Tensor:
         """Return the bytes of a storage, uint8 (num_bytes,).
 
         Raises:
             ValueError: the file is too short.
         """
-        self._file.seek(place.at)
-        held = torch.from_numpy(np.fromfile(self._file, np.uint8, place.num_bytes))
-        if len(held) < place.num_bytes:
-            raise ValueError("a tensor was announced but not sent")
+        held = torch.empty(place.num_bytes, dtype=torch.uint8)
+        rest, at = held.numpy().data, place.at
+        while rest:
+            if not (count := os.preadv(self._file, [rest], at)):
+                raise ValueError("a tensor was announced but not sent")
+            rest, at = rest[count:], at + count
         return held
 
     def receive(self, place: TensorHeader, device: torch.device | str = "cpu") -> Tensor:
@@ -171,6 +178,7 @@ class Remote:
         self._ask, self._cell = ask, cell
         self._exchange = TensorFile()
         self._generators = generators(cell.workload.device)
+        self._states = tuple[bytes, ...]()  # the latest that both processes know
         self.num_modules = self.num_calls = 0
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self.forgotten: list[int] = []
@@ -238,10 +246,15 @@ class Remote:
             CandidateLostError: the candidate's process is gone.
         """
         forget, self.forgotten[:] = tuple(self.forgotten), []
-        request = kind(exchange=self._exchange.path, forget=forget, random=states_of(self._generators), **fields)
+        states = states_of(self._generators)
+        random = () if states == self._states else states
+        request = kind(exchange=self._exchange.path, forget=forget, random=random, **fields)
         reply = self._ask("compute", Tensors, cell=self._cell, request=request)
+        self._states = states if isinstance(reply, Tensors) else ()
         if isinstance(reply, Tensors):
-            set_states(self._generators, reply.random)
+            if reply.random:
+                set_states(self._generators, reply.random)
+                self._states = reply.random
             return reply
         if not reply.raised:
             raise CandidateLostError(reply)
@@ -321,22 +334,27 @@ class _Called:
 class Candidates:
     """The candidate's end of the connection: its modules, and the inputs and results of their latest calls."""
 
-    _exchange: TensorFile  # the file of the current request
+    _exchange: TensorFile  # the judge's file
     _generators: list[Generator]  # the random generators of the request's device
+    _states: tuple[bytes, ...]  # of the generators before the request
 
     def __init__(self) -> None:
+        self._opened = lru_cache(maxsize=1)(TensorFile)
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
         self._inputs: OrderedDict[tuple[str, TensorHeader], Tensor] = OrderedDict()
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._bound = cache(BoundMask)
+        self._changed = cache(msgspec.structs.replace)  # of workloads
 
     def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate propagate."""
-        self._exchange = TensorFile(request.exchange)
+        self._exchange = self._opened(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
         self._generators = generators(workload.device)
-        set_states(self._generators, request.random)
+        if request.random:
+            set_states(self._generators, request.random)
+        self._states = states_of(self._generators)
         return self._call(request, implementation, workload) if isinstance(request, Call) else self._backward(request)
 
     def _call(self, request: Call, implementation: Implementation, workload: Workload) -> Tensors:
@@ -368,12 +386,12 @@ class Candidates:
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.is_training, mask.chunks = request.is_training, request.chunks
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
-        scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
+        scoped = self._changed(workload, scope="attention" if "query" in tensors else "module")
         sizes = dict(zip(("batch_size", "seq_len", "kv_len"), request.sizes, strict=True))
         if cache is None:
-            there = msgspec.structs.replace(scoped, mask=request.mask, layout="contiguous", dropout=0.0, **sizes)
+            there = self._changed(scoped, mask=request.mask, layout="contiguous", dropout=0.0, **sizes)
         else:
-            there = msgspec.structs.replace(scoped, batch=cache.batch, shared_prefix=cache.shared_prefix)
+            there = self._changed(scoped, batch=cache.batch, shared_prefix=cache.shared_prefix)
         if reason := implementation.unsupported(there):  # rules and diagnoses use other sizes than the workload
             raise NotImplementedError(reason)
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
@@ -439,14 +457,15 @@ class Candidates:
                 received[name] = empty.set_(storage, place.offset, place.shape, place.stride)
             else:
                 key = name, place
-                if key not in self._inputs:
+                if key in self._inputs:
+                    held, sent = bytes_of(self._inputs[key]), self._exchange.read(request.tensors[name]).to(here)
+                    if not torch.equal(held, sent):
+                        held.copy_(sent)
+                        increment_version(self._inputs[key])  # as if it were written in place
+                    self._inputs.move_to_end(key)
+                else:
                     self._inputs[key] = self._exchange.receive(request.tensors[name], here)
                 received[name] = self._inputs[key]
-                held, sent = bytes_of(received[name]), self._exchange.read(request.tensors[name]).to(here)
-                if not torch.equal(held, sent):
-                    held.copy_(sent)
-                    increment_version(received[name])  # as if it were written in place
-                self._inputs.move_to_end(key)
         while len(self._inputs) > NUM_INPUTS:
             self._inputs.popitem(last=False)
         return received
@@ -470,4 +489,5 @@ class Candidates:
                 called.sent = overwritten[f"{number}"] = now.clone()
         groups = {"tensors": made, "changed": changed, "changed_outputs": overwritten}
         places = dict(zip(groups, self._exchange.send(*map(_contiguous, groups.values())), strict=True))
-        return Tensors(**places, faults=faults, random=states_of(self._generators))
+        states = states_of(self._generators)
+        return Tensors(**places, faults=faults, random=() if states == self._states else states)

@@ -6,6 +6,7 @@ a fresh worker.
 
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,7 +16,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol, Self
@@ -217,9 +217,10 @@ class Template:
     def log_size(self) -> int:
         """Return the size of the log in bytes, after cutting it if it is too long; 0 if there is no log."""
         with suppress(OSError):
-            if self.log.stat().st_size > LONGEST_LOG:
+            size = os.stat(self.log).st_size  # noqa: PTH116 - called for every message, and much faster than Path.stat
+            if size > LONGEST_LOG:
                 os.truncate(self.log, KEPT_LOG)
-            return self.log.stat().st_size
+            return min(size, KEPT_LOG) if size > LONGEST_LOG else size
         return 0
 
     def printed_since(self, start: int) -> str:
@@ -261,6 +262,7 @@ class ProcessClient(WorkerClient):
         self.is_spent = False  # the process must be replaced: its device has failed, or shared state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
+        self._arrivals = select.poll()  # of the line
         self._log_start = 0
         self._worker = 0  # its process id
 
@@ -306,7 +308,8 @@ class ProcessClient(WorkerClient):
                     ours.close()
                     reply: Started | Failed | Request = Failed(status=Status.crashed, message=f"its template: {error}")
                     continue
-            self._line = ours
+            self._line, self._arrivals = ours, select.poll()
+            self._arrivals.register(ours, select.POLLIN)
             reply = self.exchange(messages.request("start", {"layout": layout}), Started, START_TIMEOUT_S)
             if isinstance(reply, Started):
                 return reply
@@ -365,7 +368,7 @@ class ProcessClient(WorkerClient):
         self._log_start = self.template.log_size()
         try:
             self._line.settimeout(timeout_s)
-            self._send(self._line, message)
+            self._send(message)
             kind = Reply | Request if may_ask else Reply
             reply = msgspec.json.decode(self._read_line(timeout_s, num_steps), type=kind)
             value: T | Failed | Request = reply if isinstance(reply, Request) else reply.value(result)
@@ -378,11 +381,11 @@ class ProcessClient(WorkerClient):
         self.is_spent |= isinstance(reply, Reply) and reply.ends
         return value
 
-    @staticmethod
-    def _send(line: socket.socket, message: Request | Reply) -> None:
-        if wait([line], 0) and line.recv(1, socket.MSG_PEEK):
+    def _send(self, message: Request | Reply) -> None:
+        assert self._line is not None
+        if self._arrivals.poll(0) and self._line.recv(1, socket.MSG_PEEK):
             raise msgspec.DecodeError("the process sent an answer before its request")
-        line.sendall(messages.line(message))
+        self._line.sendall(messages.line(message))
 
     def _read_line(self, timeout_s: float, num_steps: float) -> bytearray:
         """Read one line, which is a complete reply, because the worker handles one request at a time.
@@ -393,9 +396,7 @@ class ProcessClient(WorkerClient):
         until_s = time.monotonic() + num_steps * timeout_s
         step, waited_s, text = self._heartbeat.read()[0], 0.0, bytearray()
         while not text.endswith(b"\n"):
-            ready = wait([self._line], POLL_S)
-            self.template.log_size()
-            if ready:
+            if ready := self._arrivals.poll(POLL_S * 1000):
                 if not (part := self._line.recv(CHUNK)):
                     raise ConnectionResetError("the line was closed")
                 text += part
@@ -403,6 +404,8 @@ class ProcessClient(WorkerClient):
                     raise msgspec.DecodeError("the answer is too long")
             elif self.template.is_over.is_set() or self._has_ended():
                 raise ConnectionResetError("the process ended, or was interrupted")
+            else:
+                self.template.log_size()  # which cuts a log that is too long
             count, _ = self._heartbeat.read()
             waited_s = waited_s + POLL_S if not ready and count == step else 0.0
             step = count

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -19,9 +20,8 @@ import threading
 import traceback
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import get_type_hints
 
 import msgspec
@@ -146,33 +146,37 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
 
 def answer(line: int, heartbeat: int) -> None:
     """Reply to each request on the socket `line`, one at a time, and exit when the socket closes."""
-    answers, lines = os.fdopen(os.dup(line), "wb", buffering=0), SimpleQueue[bytes]()
+    answers, requests = os.fdopen(os.dup(line), "wb", buffering=0), os.fdopen(line, "rb")
 
-    def listen() -> None:
-        try:
-            for text in os.fdopen(line, "rb"):
-                if text.endswith(b"\n"):  # otherwise the coordinator ended while writing
-                    lines.put(text)
-        finally:  # the socket was closed, or reset because a reply was not read
-            os._exit(0)  # the coordinator is gone, so the current result is not needed
+    def watch() -> None:
+        """Exit as soon as the coordinator is gone, because the result in progress is not needed then."""
+        closing = select.poll()
+        closing.register(requests, 0)  # nothing but its end
+        closing.poll()
+        os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    def next_line() -> bytes:
+        if not (text := requests.readline()).endswith(b"\n"):  # the coordinator ended while writing
+            os._exit(0)
+        return text
+
+    threading.Thread(target=watch, daemon=True).start()
     with suppress(OSError):
         OOM_SCORE.write_text("1000", encoding="utf-8")  # if memory runs out, the system should kill this process
     is_limited = all(each.is_host or each.missing() for each in map(device, names()))  # GPU drivers map too much memory
 
     def consult(function: str, result: type[T], /, **arguments: object) -> T | messages.Failed:
         answers.write(messages.line(messages.request(function, arguments)))
-        return msgspec.json.decode(lines.get(), type=Reply).value(result)
+        return msgspec.json.decode(next_line(), type=Reply).value(result)
 
     worker = Worker(messages.Heartbeat(heartbeat), consult)
     try:
         while True:
-            request = msgspec.json.decode(lines.get(), type=Request)
+            request = msgspec.json.decode(next_line(), type=Request)
             if is_limited and request.function not in messages.LEAN:
                 limit_memory()  # again, because other processes may have taken memory meanwhile
             kinds = types(getattr(Worker, request.function))
-            arguments = {name: msgspec.json.decode(raw, type=kinds[name]) for name, raw in request.arguments.items()}
+            arguments = {name: decoded(bytes(raw), kinds[name]) for name, raw in request.arguments.items()}
             reply = worker.answer(request.function, **arguments)
             answers.write(messages.line(messages.reply(reply, ends=worker.is_broken)))
     except BaseException:
@@ -182,6 +186,16 @@ def answer(line: int, heartbeat: int) -> None:
 
 
 types = cache(get_type_hints)  # types of a function's parameters, by name
+
+
+@lru_cache(maxsize=4)  # most requests of a check concern the same cell
+def decoded(raw: bytes, kind: type[T]) -> T:
+    """Decode a JSON text as type `kind`; the value must not be changed.
+
+    Raises:
+        msgspec.DecodeError: the text has another type.
+    """
+    return msgspec.json.decode(raw, type=kind)
 
 
 def search_folders() -> None:
