@@ -11,12 +11,13 @@ from attnbench.checking.reference import References
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
+from attnbench.processes.remote import Remote
 from attnbench.storage.records import CONVENTIONS
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
 from tests.checking.textbook import Textbook
 from tests.pairwise import pairwise
-from tests.processes.test_remote import standing_in_for
+from tests.processes.test_remote import apart
 
 BUFFER = {}
 
@@ -247,7 +248,7 @@ SIZES_OF_RULES = {
 
 
 def tried(made, known=None, **axes):
-    if not isinstance(made, Implementation):
+    if not isinstance(made, Implementation | Remote):
         made = Implementation(build=made, source="a test") if isinstance(made, type) else from_function(made, "a test")
     known = {} if known is None else known
     results = rules.examine(made, References(Workload(**(SIZES_OF_RULES | axes)), 0, is_brief=True), known)
@@ -336,7 +337,7 @@ def test_code_that_rounds_otherwise_at_another_address_is_repeatable(is_remote):
     ADDRESSES.clear()
     made = Implementation(build=RoundsByAddress, source="a test")
     point = Workload(seq_len=20, num_heads=2, head_dim=8, mask="causal", direction="inference")
-    found = tried(standing_in_for(made, point) if is_remote else made)["repeatable"]
+    found = tried(apart(made, point) if is_remote else made)["repeatable"]
     assert len(ADDRESSES) > 1
     assert found.holds, found.found
 
@@ -465,7 +466,7 @@ class KeepsKeys(Textbook):
 @pytest.mark.parametrize(("module", "is_honest"), [(Keeps, False), (KeepsKeys, False), (KeepsByVersion, True)])
 def test_a_cache_by_identity_and_version_is_honest_and_one_by_identity_alone_is_not(module, is_honest, is_remote):
     made = Implementation(build=module, source="a test")
-    found = broken(standing_in_for(made, Workload(**SIZES_OF_RULES)) if is_remote else made)
+    found = broken(apart(made, Workload(**SIZES_OF_RULES)) if is_remote else made)
     assert ("outputs apart" in found) is not is_honest
 
 

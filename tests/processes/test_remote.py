@@ -1,6 +1,7 @@
-"""A module in another process: its effects there are seen here, as if it were here."""
+"""Code in another process is judged as if it were here; its effects there are seen here."""
 
 import random
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -9,15 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnbench.case import build, draw_normal, place
+from attnbench.case import draw_normal, place
 from attnbench.checking import dropout
 from attnbench.checking.agreement import check
-from attnbench.checking.reference import FormError, References
+from attnbench.checking.calls import FormError, call_on
+from attnbench.checking.reference import References
+from attnbench.checking.side_effects import SideEffectError
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
-from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Remote, TensorFile, stand_in
+from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Remote, TensorFile
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from tests.checking.test_dropout import OtherGradient
@@ -28,15 +31,16 @@ PREPARED = Prepared(has_dropout=False, executed_flops=None)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
 
-def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementation:
-    candidates = Candidates()
+def apart(made: Implementation, point: Workload = POINT) -> Remote:
+    """Return the caller of an implementation as if it were in another process, with random generators of its own."""
+    candidates, state = Candidates(), [torch.Generator().manual_seed(99).get_state()]
 
     def ask(_function, _result, *, cell, request):
-        """Answer as another process would: with its own generators, which do not advance ours."""
         numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global state is the point
         with torch.random.fork_rng():
-            torch.manual_seed(99)
+            torch.set_rng_state(state[0])
             answer = candidates.answer(request, made, cell.workload)
+            state[0] = torch.get_rng_state()
         np.random.set_state(numpys)  # noqa: NPY002
         random.setstate(pythons)
         return answer
@@ -44,7 +48,7 @@ def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementa
     with torch.random.fork_rng():
         has_pack = hasattr(made.build(place(draw_normal(point, 0), point).weights), "pack")
     prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, has_pack=has_pack)
-    return stand_in(Remote(ask, cell_of("x", point)), prepared)
+    return Remote(ask, cell_of("x", point), prepared)
 
 
 class Deed(nn.Module):
@@ -58,12 +62,12 @@ class Deed(nn.Module):
         return self.deed(query, key, value, mask)
 
 
-def doing(attend) -> Implementation:
-    return standing_in_for(Implementation(build=lambda _: Deed(attend), source="a test"))
+def doing(attend) -> Remote:
+    return apart(Implementation(build=lambda _: Deed(attend), source="a test"))
 
 
-def case_of(made: Implementation, point: Workload = POINT):
-    return build(point, made, place(draw_normal(point, 0), point))
+def call_of(point: Workload = POINT):
+    return call_on(place(draw_normal(point, 0), point), point)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +98,13 @@ def test_a_tensor_arrives_with_its_values_and_its_layout(tensor):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["fused", "sdpa", "module_list", "torch_mha"])
 @pytest.mark.parametrize("axes", [{}, {"scope": "module"}, {"layout": "value_in_key"}])
-def test_a_stand_in_is_judged_as_the_module_itself(name, axes):
+def test_code_in_another_process_is_judged_as_in_this_one(name, axes):
     point = Workload(seq_len=9, num_heads=2, head_dim=4, direction="forward_backward", **axes)
     made = implementation(name)
     if made.unsupported(point):
         pytest.skip(made.unsupported(point))
     references = References(point, 0)
-    here, there = check(references, made), check(references, standing_in_for(made, point))
+    here, there = check(references, made), check(references, apart(made, point))
     assert facts(there) == facts(here)
     assert there.agrees
 
@@ -111,7 +115,7 @@ def test_code_is_not_judged_at_sizes_that_it_declares_unsupported():
     even = lambda q, k, v, _: F.scaled_dot_product_attention(q, k, v, is_causal=True) * (q.shape[2] % 32 == 0)  # noqa: E731
     made = Implementation(build=lambda _: Deed(even), source="a test", unsupported=whole)
     point = msgspec.structs.replace(POINT, seq_len=64)
-    assert check(References(point, 0), standing_in_for(made, point)).agrees
+    assert check(References(point, 0), apart(made, point)).agrees
 
 
 def test_inference_mode_is_checked_and_a_failure_there_is_noted():
@@ -138,21 +142,20 @@ def test_inference_mode_is_checked_and_a_failure_there_is_noted():
     assert (found.agrees, found.notes[0].rule) == (True, "without gradients")
 
 
-def test_what_is_changed_in_place_is_seen_to_change():
+def test_a_changed_input_is_a_side_effect():
     def zeroes(query, key, value, mask):
         key.data.zero_()
         return query + value
 
-    case = case_of(doing(zeroes))
-    case.output()
-    assert case.tensors["key"].count_nonzero() == 0
-    assert case.tensors["query"].count_nonzero() > 0
+    call = call_of()
+    with pytest.raises(SideEffectError, match="changed its input key"):
+        doing(zeroes).call(call)
+    assert call.tensors["key"].count_nonzero() > 0
 
 
 class Doubling(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query):
-        ctx.save_for_backward(query)
         return query * 1.0
 
     @staticmethod
@@ -161,15 +164,34 @@ class Doubling(torch.autograd.Function):
         return grad_output.clone()
 
 
-def test_a_changed_incoming_gradient_is_seen_and_two_backward_passes_may_wait():
-    case = case_of(doing(lambda query, key, value, mask: Doubling.apply(query)))
-    query = case.tensors["query"]
-    first, second = case.output(), case.output()
-    for output, size in ((first, 3.0), (second, 5.0)):
-        given = torch.full_like(output, size)
-        (found,) = torch.autograd.grad(output, [query], given)
-        assert (found == 2 * size).all()
-        assert (given == 2 * size).all()
+def test_a_changed_incoming_gradient_is_a_side_effect():
+    caller = doing(lambda query, key, value, mask: Doubling.apply(query))
+    answer = caller.call(call_of())
+    with pytest.raises(SideEffectError, match="backward pass changed its input gradient"):
+        caller.pull_back(answer.number, torch.ones_like(answer.output))
+
+
+def test_two_backward_passes_may_wait():
+    caller, call = doing(lambda query, key, value, mask: query**2), call_of()
+    answers = [caller.call(call) for _ in range(2)]
+    for answer, size in zip(answers, (3.0, 5.0), strict=True):
+        found = caller.pull_back(answer.number, torch.full_like(answer.output, size))
+        torch.testing.assert_close(found["gradient of query"], 2 * size * call.tensors["query"].detach())
+        assert found["gradient of key"].count_nonzero() == 0
+
+
+def test_an_output_that_a_later_call_overwrites_is_named():
+    workspace = torch.empty(POINT.batch_size, 2, 9, 4)
+
+    def attend(query, key, value, mask):
+        with torch.no_grad():
+            return workspace.copy_(query)
+
+    caller, call = doing(attend), call_of(msgspec.structs.replace(POINT, direction="inference"))
+    first, second = (caller.call(each) for each in (call, call))
+    assert second.overwritten == ()  # the same bytes
+    call.tensors["query"].mul_(2.0)
+    assert caller.call(call).overwritten == (first.number, second.number)
 
 
 def test_a_module_is_built_by_its_first_call_and_forgotten_there_when_nobody_uses_it():
@@ -180,10 +202,10 @@ def test_a_module_is_built_by_its_first_call_and_forgotten_there_when_nobody_use
         requests.append(function)
         return candidates.answer(request, made, cell.workload)
 
-    remote = stand_in(Remote(ask, cell_of("x", POINT)), PREPARED)
+    caller = Remote(ask, cell_of("x", POINT), PREPARED)
     for _ in range(5):
-        case_of(remote).output()
-    assert len(candidates._modules) <= 2
+        caller.call(call_of())
+    assert len(candidates._instances) <= 2
     assert requests == ["compute"] * 5
 
 
@@ -191,9 +213,9 @@ def test_a_subclass_of_tensor_is_no_output():
     class Lazy(torch.Tensor):
         pass
 
-    case = case_of(doing(lambda query, key, value, mask: (query * 1.0).as_subclass(Lazy)))
+    caller = doing(lambda query, key, value, mask: (query * 1.0).as_subclass(Lazy))
     with pytest.raises(FormError, match=r"Lazy; it must be exactly a torch\.Tensor"):
-        case.output()
+        caller.call(call_of())
 
 
 @pytest.mark.parametrize("raised", ["TypeError", ""])
@@ -201,9 +223,8 @@ def test_an_error_there_is_one_here_and_a_lost_process_passes_through_everything
     def ask(*_, **__):
         return Failed(status=Status.crashed, message="TypeError: no", raised=raised, said="no")
 
-    made = stand_in(Remote(ask, cell_of("x", POINT)), PREPARED)
     with pytest.raises(CandidateError if raised else CandidateLostError) as found:
-        case_of(made).output()
+        Remote(ask, cell_of("x", POINT), PREPARED).call(call_of())
     assert found.value.failed.message == "TypeError: no"
     if raised:
         assert type(found.value).__name__ == "TypeError"
@@ -241,7 +262,7 @@ def test_dropout_is_judged_as_in_ones_own_process_from_the_same_draws(module, br
     with torch.random.fork_rng():  # a module draws from the judge's generator
         here = check(references, made)
     with torch.random.fork_rng():
-        there = check(references, standing_in_for(made, DROPPING))
+        there = check(references, apart(made, DROPPING))
     assert facts(there) == facts(here)
     assert [each.rule for each in there.broken_rules] == [broken] * bool(broken)
     assert len(there.rules) > len(check(References(POINT, 3), made).rules)
@@ -255,7 +276,7 @@ def test_what_a_candidate_draws_from_does_not_say_which_inputs_are_drawn():
         return query * 1.0
 
     made = Implementation(build=lambda _: Deed(notes), source="a test", has_dropout=True)
-    for module in (made, standing_in_for(made, DROPPING)):
+    for module in (made, apart(made, DROPPING)):
         dropout.examine(module, DROPPING, 3)
     assert len(seen) == 1
     assert not seen & {3, 99}
@@ -278,19 +299,20 @@ def test_operands_that_share_memory_share_it_there_too():
         seen.append((query is key, len(set(memory)), value.storage_offset()))
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
-    case = case_of(doing(attend))
-    one, given = case.tensors["query"], list(case.tensors)
-    case.tensors.update(key=one)
-    total = torch.autograd.grad(case.output().sum(), one)[0]
-    copies = [one.detach().clone().requires_grad_() for _ in range(2)]
-    case.tensors.update(dict(zip(given, copies, strict=False)))
-    apart = torch.autograd.grad(case.output().sum(), copies)
-    buffer = torch.stack([one.detach(), one.detach(), one.detach()])
-    case.tensors.update(dict(zip(given, buffer.unbind(), strict=True)))
-    with torch.no_grad():
-        case.output()
+    caller, call = doing(attend), call_of()
+    one, given = call.tensors["query"], list(call.tensors)
+    grad = torch.ones_like(one)
+
+    def gradients(*tensors):
+        answer = caller.call(replace(call, tensors=dict(zip(given, tensors, strict=True)), grad_output=grad))
+        return [answer.gradients[f"gradient of {name}"] for name in given]
+
+    total = gradients(one, one, call.tensors["value"])
+    alone = gradients(one, one.detach().clone(), call.tensors["value"])
+    gradients(*torch.stack([one.detach()] * 3).unbind())
     assert seen == [(True, 2, 0), (False, 3, 0), (False, 1, 2 * one.numel())]
-    torch.testing.assert_close(total, sum(apart))
+    torch.testing.assert_close(total[0], alone[0] + alone[1])
+    torch.testing.assert_close(total[1], total[0])
 
 
 def test_a_mask_is_handed_on_in_its_form():
@@ -300,10 +322,9 @@ def test_a_mask_is_handed_on_in_its_form():
         seen.append((tuple(mask.shape), mask.stride(-1)))
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
-    case = case_of(standing_in_for(from_function(attend, "mine.py:mine")))
-    outputs = []
-    for case.mask.form in ("", "transposed", "expanded over batch rows and heads", "one for each head"):
-        outputs.append(case.output().detach())
+    caller, call = apart(from_function(attend, "mine.py:mine")), call_of()
+    forms = ("", "transposed", "expanded over batch rows and heads", "one for each head")
+    outputs = [caller.call(call.under(form=form)).output for form in forms]
     assert seen == [((1, 1, 9, 9), 1), ((1, 1, 9, 9), 9), ((1, 2, 9, 9), 1), ((1, 2, 9, 9), 1)]
     torch.testing.assert_close(outputs[1], outputs[0])
     torch.testing.assert_close(outputs[3][:, 0], outputs[0][:, 0])

@@ -21,18 +21,17 @@ from attnbench.checking import (
     rules,
     side_effects,
 )
+from attnbench.checking.calls import Caller, FormError, caller_of, require_form
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import (
     SCREENED,
-    FormError,
     Reference,
     References,
     apply_empty_row_convention,
     call_candidate,
     errors,
     output_error,
-    require_form,
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
@@ -52,37 +51,45 @@ Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | Non
 
 
 def check(
-    references: References, implementation: Implementation, known: RulesAt | None = None, rejects: Collection[str] = ()
+    references: References,
+    candidate: Implementation | Caller,
+    known: RulesAt | None = None,
+    rejects: Collection[str] = (),
 ) -> Agreement:
     """Compare an implementation with the references as `compare` does, and diagnose it if it is wrong.
 
     The arguments are those of `compare`. An approximate implementation gets no diagnosis.
     """
-    agreement = compare(references, implementation, known, rejects)
-    is_wrong = agreement.grade is CheckVerdict.wrong and not implementation.is_approximate
-    return explain(references, implementation, agreement) if is_wrong else agreement
+    caller = caller_of(candidate)
+    agreement = compare(references, caller, known, rejects)
+    is_wrong = agreement.grade is CheckVerdict.wrong and not caller.is_approximate
+    return explain(references, caller, agreement) if is_wrong else agreement
 
 
 def compare(
-    references: References, implementation: Implementation, known: RulesAt | None = None, rejects: Collection[str] = ()
+    references: References,
+    candidate: Implementation | Caller,
+    known: RulesAt | None = None,
+    rejects: Collection[str] = (),
 ) -> Agreement:
     """Compare an implementation with the references of all probes, and try the rules.
 
-    If a call changes its inputs or other shared state, this violation is the only result. `known` contains results of
-    rules at other workloads: those that `RulesAt` lets apply here are reused, and new results are added. `rejects` may
-    contain EMPTY_ROWS and HIDDEN_NAN: these behaviours then make an implementation wrong instead of being only noted.
+    The candidate is an implementation in this process, or the caller of one in another process. If a call changes its
+    inputs or other shared state, this violation is the only result. `known` contains results of rules at other
+    workloads: those that `RulesAt` lets apply here are reused, and new results are added. `rejects` may contain
+    EMPTY_ROWS and HIDDEN_NAN: these behaviours then make an implementation wrong instead of being only noted.
 
     Raises:
         ValueError: no probe can show anything here, because correct code overflows in the workload's dtype.
         Exception: any other error that the implementation raises.
     """
-    workload, on_step = references.workload, references.on_step
+    workload, on_step, caller = references.workload, references.on_step, caller_of(candidate)
     results = list[ProbeResult]()
     has_backward, convention = True, "" if EMPTY_ROWS in rejects else None
     try:
         for probe, reference in references.by_probe.items():
             on_step()
-            observation = call_candidate(implementation, reference)
+            observation = call_candidate(caller, reference)
             has_backward &= observation.has_backward
             observation, here = apply_empty_row_convention(observation, reference, convention)
             convention = here if convention is None else convention
@@ -106,15 +113,15 @@ def compare(
     found: tuple[RuleResult, ...] = ()
     # Code that computes float64 in float32 would break rules here, and `known` would pass that on to other dtypes.
     is_narrow = workload.dtype == "float64" and not all(each.agrees for probe in results for each in probe.tensors)
-    if not (references.is_brief or implementation.is_approximate or is_narrow):
-        found = rules.examine(implementation, references, {} if known is None else known, rejects)
+    if not (references.is_brief or caller.is_approximate or is_narrow):
+        found = rules.examine(caller, references, {} if known is None else known, rejects)
     if not has_backward:
         found += (RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),)
     conventions = tuple(filter(None, (convention, *(each.convention for each in found))))
     agreement = Agreement(probes=tuple(results), rules=found, conventions=conventions)
     if agreement.grade is not CheckVerdict.wrong and workload.dropout > 0:
         on_step()
-        found += dropout.examine(implementation, workload, references.seed)
+        found += dropout.examine(caller, workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=found)
     return agreement
 

@@ -17,9 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.case import build
 from attnbench.checking import oracle, steps
 from attnbench.checking.backward_mistakes import backward_catalogue
+from attnbench.checking.calls import Caller, call_on
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.page_mistakes import page_mistakes
 from attnbench.checking.probes import VacuousError
@@ -37,7 +37,6 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.rules import ANOTHER_BATCH, POOLS
 from attnbench.checking.steps import Mistake
-from attnbench.contract import Implementation
 from attnbench.contract.pages import ZEROS
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, CheckVerdict
 from attnbench.workloads.batch import SAME
@@ -116,17 +115,17 @@ def finding(words: str, names: Iterable[str], step: str, more: str = "", *, is_b
 class Evidence:
     """A candidate's answers to one probe."""
 
-    def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
+    def __init__(self, caller: Caller, reference: Reference, convention: str | None = None) -> None:
         """Call the candidate; its exceptions propagate. `convention` is its convention on other probes, if known.
 
         Unused slots of a cache contain 0 in this call instead of NaN, so the output is finite even if code reads them.
         """
-        seen, here = apply_empty_row_convention(call_candidate(implementation, reference, ZEROS), reference, convention)
+        seen, here = apply_empty_row_convention(call_candidate(caller, reference, ZEROS), reference, convention)
         _, wider = output_error(seen.output, reference)
         if wider is not reference:  # a row of a long output is wrong that `reference` does not compare
             reference, (seen, here) = (
                 wider,
-                apply_empty_row_convention(call_candidate(implementation, wider, ZEROS), wider, convention),
+                apply_empty_row_convention(call_candidate(caller, wider, ZEROS), wider, convention),
             )
         self.convention = here if convention is None else convention
         self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
@@ -194,7 +193,7 @@ class Evidence:
         return True
 
 
-def explain(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
+def explain(references: References, caller: Caller, wrong: Agreement) -> Agreement:
     """Add a diagnosis to the agreement of a wrong candidate, which is called again; its exceptions propagate.
 
     Computing float64 inputs in float32 counts as a convention, not as a mistake.
@@ -204,7 +203,7 @@ def explain(references: References, implementation: Implementation, wrong: Agree
         known = RULE_MISTAKES.get(rule.rule)
         result = Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
     else:
-        evidence = gather(implementation, references.by_probe, references.seed)
+        evidence = gather(caller, references.by_probe, references.seed)
         is_right = not any(each.is_wrong(name) for each in evidence for name in each.names)
         has_8_bits = references.workload.cache_dtype != SAME  # with few heads, wrong scales look like a constant factor
         if is_right and references.workload.page_size:
@@ -213,7 +212,7 @@ def explain(references: References, implementation: Implementation, wrong: Agree
             place = extent(evidence)
             cut(evidence)
             explained = _known(evidence) or _backward(evidence) or _unwritten(evidence)
-            explained = explained or _unknown(implementation, evidence, wrong)
+            explained = explained or _unknown(caller, evidence, wrong)
             if place and place.split(" only", 1)[1].strip(" .") not in explained.words:
                 explained = replace(explained, words=f"{place} {explained.words}")
         assert explained is not None
@@ -223,7 +222,7 @@ def explain(references: References, implementation: Implementation, wrong: Agree
     return msgspec.structs.replace(wrong, diagnosis=result.words, mistakes=result.names, step=result.step)
 
 
-def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
+def gather(caller: Caller, references: dict[str, Reference], seed: int) -> list[Evidence]:
     """Collect the candidate's answers to all probes, at a simpler and faster workload if the candidate is wrong there.
 
     Otherwise use the full workload, and only probes that compare the same rows as the first one with a wrong output.
@@ -233,7 +232,7 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
         evidence: list[Evidence] = []
         for reference in answered:
             with contextlib.suppress(VacuousError):  # correct code overflows there, too
-                evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
+                evidence.append(Evidence(caller, reference, evidence[0].convention if evidence else None))
         return evidence
 
     first = next(iter(references.values()))
@@ -540,19 +539,19 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     return distance(torch.where(empty, mistaken, candidate), mistaken)
 
 
-def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
+def _unknown(caller: Caller, evidence: list[Evidence], wrong: Agreement) -> Finding:
     """Describe a failure that no known mistake explains: by the candidate's weights, broken rules and notes."""
     if not extent(evidence) and (inside := _float32_inside(evidence, LEAST_NEAR_IN_FLOAT64)):
         return inside
     random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "two calls give other outputs")
-    if not _differs(implementation, evidence[0].reference):
+    if not _differs(caller, evidence[0].reference):
         random = ""
     stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
     failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
     is_finite = all(bool(each.observed[name].isfinite().all()) for each in evidence for name in each.names)
     result = Finding(UNKNOWN)
     with contextlib.suppress(Exception):  # a candidate may fail on further calls
-        if random and (between := _between_calls(implementation, evidence, wrong)):
+        if random and (between := _between_calls(caller, evidence, wrong)):
             return between
     if failing is None:
         names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
@@ -565,7 +564,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
         result = Finding(words, (), "backward pass")
     elif _shows_weights(failing):
         with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
-            result = describe_weights(implementation, failing, is_random=bool(random))
+            result = describe_weights(caller, failing, is_random=bool(random))
     if random and not result.names:
         if result.step != "weights":
             words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random}."
@@ -580,23 +579,23 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
     return result
 
 
-def _differs(implementation: Implementation, reference: Reference) -> bool:
+def _differs(caller: Caller, reference: Reference) -> bool:
     """Return whether equal calls differ by more than the tolerance (addresses change roundings), or one fails."""
     try:
-        one, other = (call_candidate(implementation, reference).output.detach() for _ in range(2))
+        one, other = (call_candidate(caller, reference).output.detach() for _ in range(2))
     except Exception:  # noqa: BLE001 - a candidate may fail on further calls
         return True
     return distance(one, other) > reference.tolerance("output")
 
 
-def _between_calls(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding | None:
+def _between_calls(caller: Caller, evidence: list[Evidence], wrong: Agreement) -> Finding | None:
     """Explain why equal calls differ: by state kept from an earlier call, or by a race; return None if by neither."""
     reference, *others = [each.reference for each in evidence]
     if not others:
         return None
 
     def answer(to: Reference) -> Tensor:
-        return call_candidate(implementation, to).output.detach().double().cpu()
+        return call_candidate(caller, to).output.detach().double().cpu()
 
     first, second, third = (answer(reference) for _ in range(3))
     once = next((each for probe, each in wrong.tensors() if (probe, each.tensor) == ("normal", "output")), None)
@@ -630,7 +629,7 @@ def _shows_weights(reference: Reference) -> bool:
     return workload.scope == "attention" and workload.kv_len <= MOST_KEYS and has_all_rows
 
 
-def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:
+def describe_weights(caller: Caller, reference: Reference, *, is_random: bool = False) -> Finding:
     """Recover the candidate's weights (B, H, T, S) on the reference's queries and keys, and describe their errors.
 
     `reference` has scope `attention` and all query rows. With `is_random`, weights of 0 are described as dropout.
@@ -639,10 +638,8 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     inputs = reference.inputs
 
     def attend(value: Tensor) -> Tensor:
-        case = build(workload, implementation, inputs.map(lambda tensor: tensor.clone()))
-        case.tensors["value"] = value
-        with torch.no_grad():
-            return case.output()
+        call = call_on(inputs.map(lambda tensor: tensor.clone()), workload)
+        return caller.call(replace(call, tensors=call.tensors | {"value": value})).output
 
     rows = torch.arange(workload.seq_len)
     mask = oracle.row_mask(workload, rows, inputs=reference.drawn.tensors)

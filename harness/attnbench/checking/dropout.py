@@ -26,10 +26,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
-from attnbench.checking.reference import Reference, UncheckableError, distance, errors, gradients
+from attnbench.case import TORCH_DTYPES, Case, Inputs, copied, draw_normal, generator, place
+from attnbench.checking.calls import GRAD, NO_GRAD, Call, Caller, call_on, caller_of
+from attnbench.checking.reference import Reference, UncheckableError, distance, errors
 from attnbench.checking.steps import after, wrong
-from attnbench.contract import Implementation
+from attnbench.contract import BoundMask, Implementation
 from attnbench.contract.declared import words
 from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
@@ -44,9 +45,9 @@ AXES = ("call", "batch row", "head", "query", "key")  # axes of the weights of a
 class DropoutTrial:
     """The right weights at a small workload, and the weights of a candidate (code under test) in calls with dropout."""
 
-    def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
+    def __init__(self, caller: Caller, asked: Workload, seed: int) -> None:
         """Call the candidate at a small workload that resembles `asked`; its exceptions propagate."""
-        self.implementation, self.seed = implementation, seed
+        self.caller, self.seed = caller, seed
         # In scope `module` D = H*V, so that the output projection can be the identity.
         width = asked.num_heads * asked.value_dim if asked.scope == "module" else asked.embed_dim
         self.merged = msgspec.structs.replace(asked, embed_dim=width)
@@ -63,9 +64,11 @@ class DropoutTrial:
         self.tolerance = (limits + rounding) * self.rescale  # (T, 1), for weights after dropout
         self.measurable = self.weights * self.rescale > 2.5 * self.tolerance  # if kept, clearly not 0
         num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
-        case = self.case()
-        with case.grad_mode():
-            seen = [self.weights_in(case.output().detach()) for _ in range(num_calls)]
+        # The candidate can read this seed, so it must not reveal the seed of the inputs.
+        drawn = int(torch.randint(2**62, (), generator=generator(asked.seed, 7, seed)))
+        call = self.new_call()
+        answers = [caller.call(replace(call, seed=None if each else drawn)) for each in range(num_calls)]
+        seen = [self.weights_in(answer.output) for answer in answers]
         self.sees = self.weights.sum(dim=-1, keepdim=True) > 0  # (B, H, T, 1); a query without keys may get any answer
         self.dropped = torch.stack(seen).where(self.sees, 0.0)  # (N, B, H, T, S) with dropout
         self.zeros = self.dropped.abs() <= self.tolerance
@@ -74,10 +77,10 @@ class DropoutTrial:
         """Extract weights (B, H, T, S) in float64 on the CPU from the output of a call with unit vectors as values."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
-    def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
-        """Build a case on copies of `inputs` (default: `unit_inputs`) at `workload` (default: the small workload)."""
+    def new_call(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Call:
+        """Build a call on copies of `inputs` (default: `unit_inputs`) at `workload` (default: the small workload)."""
         workload = workload or self.workload
-        return build(workload, self.implementation, copied(inputs or self.right.inputs, workload))
+        return call_on(copied(inputs or self.right.inputs, workload), workload)
 
     def is_scaled_by(self, factor: float, tolerance: Tensor) -> bool:
         """Return whether every kept weight is the right weight times `factor`, within `tolerance` (T, 1)."""
@@ -139,9 +142,8 @@ def rescaled(trial: DropoutTrial) -> str:
 
 def of_weights(trial: DropoutTrial) -> str:
     """Check that weights are dropped, not columns of the output: if all values are 1, all columns must be equal."""
-    case = trial.case(place(unit_inputs(trial.workload, trial.seed, are_all_ones=True), trial.workload))
-    with case.grad_mode():
-        output = by_heads(case.output().detach(), trial.workload).where(trial.sees, 0.0)
+    call = trial.new_call(place(unit_inputs(trial.workload, trial.seed, are_all_ones=True), trial.workload))
+    output = by_heads(trial.caller.call(call).output, trial.workload).where(trial.sees, 0.0)
     spread = float((output.amax(dim=-1) - output.amin(dim=-1)).max())
     if spread <= 0.1 * float(output.abs().max()):
         return ""
@@ -194,22 +196,27 @@ def mean(trial: DropoutTrial) -> str:
     """Apply `still_drops` at a longer length; in scope `attention` it checks that weights add up to 1 on average."""
     longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged  # several tiles
     plain = msgspec.structs.replace(longer, direction="forward")
-    return still_drops(trial.case(place(draw_normal(plain, trial.seed), plain), plain))
+    call = trial.new_call(place(draw_normal(plain, trial.seed), plain), plain)
+    if plain.scope == "attention":
+        call = replace(call, tensors=call.tensors | {"value": torch.ones_like(call.tensors["value"])})
+    one, other = (trial.caller.call(replace(call, mode=NO_GRAD)).output for _ in range(2))
+    return drops(plain, call.mask, one, other)
 
 
 def consistent(trial: DropoutTrial) -> str:
     """Check that the output and the gradients of a call come from the same draw."""
-    case, right = trial.case(), trial.right
+    call, right = replace(trial.new_call(), mode=GRAD), trial.right
+    assert right.grad_output is not None
     for _ in range(2000):  # until a draw keeps some weight
-        with torch.enable_grad():
-            output = case.output()
-        seen = trial.weights_in(output.detach())
+        answer = trial.caller.call(call)
+        seen = trial.weights_in(answer.output)
         if (seen.abs() > trial.tolerance)[trial.measurable].any():
             break
     of_small = (seen / trial.weights).nan_to_num(0.0).clamp(0.0, trial.rescale)
     keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
     expected = right.answers_of(wrong("dropped", weights=after("weights", lambda weights: weights * keep)))
-    observed = {"output": output.detach()} | gradients(case, output, right)
+    made = trial.caller.pull_back(answer.number, right.grad_output.clone())
+    observed = {"output": answer.output} | right.at_rows(made)
     without = {  # the candidate's errors, rescaled, on top of the right answers without dropout
         name: each + (observed[name].double().cpu() - expected[name]) / trial.rescale
         for name, each in right.expected.items()
@@ -239,19 +246,17 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 """The rules about dropout, by name, in order; each returns a description of the violation, or ""."""
 
 
-def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
+def examine(candidate: Implementation | Caller, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
     """Try RULES in order, up to the first broken one; a rule is also broken if the candidate raises an exception.
 
     Raises:
         UncheckableError: the candidate raised NotImplementedError: it supports no dropout, or none at these sizes.
     """
-    results, trial = list[RuleResult](), None
+    results, trial, caller = list[RuleResult](), None, caller_of(candidate)
     with torch.random.fork_rng([]):  # restores the state of the host's generator
-        # The candidate can read this seed, so it must not reveal the seed of the inputs.
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed))))
         for name, rule in RULES.items():
             try:
-                trial = trial or DropoutTrial(implementation, workload, seed)
+                trial = trial or DropoutTrial(caller, workload, seed)
                 broken = rule(trial)
             except Exception as error:
                 broken = f"dropout cannot be checked: {words(error)}"
@@ -270,16 +275,20 @@ def still_drops(case: Case) -> str:
     these calls, so each number in a row of the output is the sum of this row's weights. The mean of these sums over all
     rows that see a key must be 1 within Hoeffding's bound, at any length.
     """
-    workload, p = case.workload, case.workload.dropout
+    workload = case.workload
     ones = {"value": torch.ones_like(case.tensors["value"])} if workload.scope == "attention" else {}
     with case.holding(ones), torch.no_grad():
-        one, other = case.output(), case.output()
-    empty = case.mask.empty
+        return drops(workload, case.mask, case.output(), case.output())
+
+
+def drops(workload: Workload, mask: BoundMask, one: Tensor, other: Tensor) -> str:
+    """Compare the outputs of two calls as `still_drops` does."""
+    p, empty = workload.dropout, mask.empty
     num_rows = workload.num_heads * (workload.batch_size * workload.seq_len if empty is None else int((~empty).sum()))
     rounding = min(16 * torch.finfo(one.dtype).eps, 2e-3) * float(one.abs().max())  # roundings depend on addresses
     if distance(one, other) <= rounding and num_rows * math.log(p**2 + (1 - p) ** 2) < math.log(FALSE_ALARM):
         return "two calls drop the same, or nothing"
-    if not ones:
+    if workload.scope == "module":
         return ""
     rows = one.double()[..., 0]  # (B,H,T,V) -> (B,H,T)
     rows = rows if empty is None else rows.where(~empty[..., 0], 0.0)

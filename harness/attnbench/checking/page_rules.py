@@ -23,32 +23,30 @@ MOST_ALONE = 3  # most requests of a batch for each of which the rule `neighbour
 @rule(ANOTHER_BATCH, *USUAL)
 def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a call is right if the call before it had other pages, longer requests, or another request order."""
-    workload, case = candidate.workload, candidate.case()
-    if workload.cache is None or candidate.off(candidate.output, candidate.normal):
+    workload, call = candidate.workload, candidate.new_call()
+    if workload.cache is None or candidate.off(candidate.usual_output, candidate.normal):
         return
     kept = "is a block table, or a plan made of it, kept by its shape or its address?"
-    with case.grad_mode():
-        case.output()
-        moved = bind(workload)
-        moved.cache = msgspec.structs.replace(workload.cache, form=MOVED)
-        found = candidate.off(dataclasses.replace(case, mask=moved).output(), candidate.normal)
-        if workload.page_size:
-            yield found and f"after a call of the same batch with its pages elsewhere, {found}: {kept}"
-        longer = written(tuple(Request(each.new, each.total + MORE_KEYS) for each in workload.requests))
-        before = msgspec.structs.replace(workload, batch=longer)
-        tensors = place(draw_normal(before, candidate.normal.seed), before).tensors
-        dataclasses.replace(case, workload=before, mask=bind(before), tensors=tensors).output()
-        found = candidate.off(case.output(), candidate.normal)
-        yield found and f"after a call of as many, longer requests, {found}: is a workspace kept and not cleared?"
-        batch = written(workload.requests[::-1])
-        other = msgspec.structs.replace(workload, batch=batch)
-        if other == workload:
-            return
-        seed = candidate.normal.seed
-        reference = Reference(other, draw_normal(other, seed), seed, has_gradients=False)
-        output = dataclasses.replace(case, workload=other, mask=bind(other), tensors=reference.inputs.tensors).output()
-        found = candidate.off(output, reference)
-        yield found and f"after a call of the same requests in another order, {found}: {kept}"
+    candidate.output(call)
+    moved = call.under(cache=msgspec.structs.replace(workload.cache, form=MOVED))
+    found = candidate.off(candidate.output(moved), candidate.normal)
+    if workload.page_size:
+        yield found and f"after a call of the same batch with its pages elsewhere, {found}: {kept}"
+    longer = written(tuple(Request(each.new, each.total + MORE_KEYS) for each in workload.requests))
+    before = msgspec.structs.replace(workload, batch=longer)
+    tensors = place(draw_normal(before, candidate.normal.seed), before).tensors
+    candidate.output(call, workload=before, mask=bind(before), tensors=tensors)
+    found = candidate.off(candidate.output(call), candidate.normal)
+    yield found and f"after a call of as many, longer requests, {found}: is a workspace kept and not cleared?"
+    batch = written(workload.requests[::-1])
+    other = msgspec.structs.replace(workload, batch=batch)
+    if other == workload:
+        return
+    seed = candidate.normal.seed
+    reference = Reference(other, draw_normal(other, seed), seed, has_gradients=False)
+    tensors = candidate.new_call(reference).tensors
+    found = candidate.off(candidate.output(call, workload=other, mask=bind(other), tensors=tensors), reference)
+    yield found and f"after a call of the same requests in another order, {found}: {kept}"
 
 
 @rule(POOLS, *USUAL, may_refuse=True)
@@ -57,7 +55,7 @@ def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     if candidate.workload.page_size and candidate.workload.cache is not None:
         views = msgspec.structs.replace(candidate.workload.cache, form=STRIDED)
         words = "pools that are views of one buffer, page by page, give"
-        yield candidate.compare(words, candidate.output, cache=views)
+        yield candidate.compare(words, candidate.usual_output, cache=views)
 
 
 @rule(NEIGHBOURS, *USUAL, is_noted=True)
@@ -66,17 +64,16 @@ def _neighbours(candidate: Candidate) -> Iterator[Outcome]:
 
     The rule applies only if the bits do not depend on the pages' places in the pool.
     """
-    if not candidate.workload.page_size or candidate.off(candidate.output, candidate.normal):
+    if not candidate.workload.page_size or candidate.off(candidate.usual_output, candidate.normal):
         return
     requests = tuple(Request(each.new, each.total + MORE_KEYS) for each in candidate.workload.requests)
     whole = msgspec.structs.replace(candidate.workload, batch=written(requests))
-    tensors, case = place(draw_normal(whole, candidate.normal.seed), whole).tensors, candidate.case()
+    tensors, call = place(draw_normal(whole, candidate.normal.seed), whole).tensors, candidate.new_call()
 
     def answer(workload: Workload, tensors: Mapping[str, Tensor], form: str = "") -> Tensor:
-        mask = bind(workload)
-        mask.cache = workload.cache and msgspec.structs.replace(workload.cache, form=form)
-        with case.grad_mode():
-            return dataclasses.replace(case, workload=workload, mask=mask, tensors=dict(tensors)).output()
+        made = dataclasses.replace(call, workload=workload, tensors=dict(tensors))
+        cache = workload.cache and msgspec.structs.replace(workload.cache, form=form)
+        return candidate.output(made.under(cache=cache))
 
     beside = answer(whole, tensors)
     if not torch.equal(beside, answer(whole, tensors, MOVED)):

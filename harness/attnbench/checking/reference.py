@@ -12,28 +12,25 @@ from functools import cached_property, partial
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnbench.case import (
     QKV,
     TORCH_DTYPES,
-    Case,
     Inputs,
-    NoBackwardError,
-    build,
     copied,
     generator,
     laid_out,
     output_shape,
     place,
-    pull_back,
 )
-from attnbench.checking import oracle, side_effects
+from attnbench.checking import oracle
+from attnbench.checking.calls import Caller, call_on, caller_of
 from attnbench.checking.mistakes import FINITE, NAN
 from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near, forget_drawn
 from attnbench.checking.steps import Mistake
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
-from attnbench.contract import Implementation, Weights
+from attnbench.contract import Implementation
 from attnbench.devices import device
 from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
@@ -72,10 +69,6 @@ than this share of its distance from 0."""
 EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
 """Allowed difference between an answer to queries that see no key and a convention's answer, beyond the tolerance:
 EMPTY_YARDSTICKS times the rounding error of the convention's answer in the dtype, plus EMPTY_ROUNDINGS roundings."""
-
-
-class FormError(ValueError):
-    """A tensor has the wrong type, layout, shape or dtype; the message says which."""
 
 
 class UncheckableError(Exception):
@@ -525,7 +518,7 @@ class Observation:
     has_backward: bool = True
 
 
-def call_candidate(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
+def call_candidate(candidate: Implementation | Caller, reference: Reference, form: str = "") -> Observation:
     """Call a candidate with copies of a reference's inputs; `form` replaces the cache's form, if any (`batch.Cache`).
 
     Raises:
@@ -535,99 +528,20 @@ def call_candidate(implementation: Implementation, reference: Reference, form: s
         Exception: any error that the candidate raises.
     """
     workload = reference.workload
-    case = build(workload, implementation, copied(reference.inputs, workload))
-    if form and case.mask.cache is not None:
-        case.mask.cache = msgspec.structs.replace(case.mask.cache, form=form)
-    with side_effects.watch_call(case.tensors, case.mask) as seen, case.grad_mode():
-        output = case.output()
-    side_effects.require_faultless(seen)
-    require_form(workload, output)
-    observed = reference.observe(output)
+    grad_output = None if reference.grad_output is None else reference.grad_output.clone()
+    call = call_on(copied(reference.inputs, workload), workload, grad_output=grad_output)
+    if form and call.mask.cache is not None:
+        call.mask.cache = msgspec.structs.replace(call.mask.cache, form=form)
+    answer = caller_of(candidate).call(call)
+    observed = reference.observe(answer.output)
     if reference.grad_output is not None:
-        if not (made := gradients(case, output, reference)):
+        if not answer.gradients:
             return replace(observed, has_backward=False)
-        observed.compared.update(made)
+        observed.compared.update(reference.at_rows(answer.gradients))
     missing = sorted(set(reference.expected) - set(observed.compared))
     if missing and workload.direction in {"backward", "forward_backward"}:
         raise UncheckableError(f"the {', '.join(missing)} cannot be checked: the module has no pack(weights)")
     return observed
-
-
-def gradients(
-    case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, retain_graph: bool = False
-) -> dict[str, Tensor]:
-    """Compute gradients of the inputs that require one and, for modules with `pack`, of the canonical weights, by name.
-
-    Each gradient has the shape of its input or weight; the query's gradient is reduced to the compared rows. The result
-    is empty if the output has no graph. `grad_output` has the output's shape; the default is a copy of the reference's,
-    because a candidate might change it. `pack` is linear, so autograd applies its transpose to convert gradients of
-    packed parameters to gradients of canonical weights.
-
-    Raises:
-        SideEffectError: the backward pass changed the output's gradient, an input, the mask or the random seed.
-        FormError: a gradient is a tensor subclass or not dense.
-        ValueError: `pack` omits a parameter, so that its gradient would not be checked.
-    """
-    assert reference.grad_output is not None
-    leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
-    given = reference.grad_output.clone() if grad_output is None else grad_output
-    try:
-        with side_effects.watch_call(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
-            pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
-    except Exception as error:
-        if type(error).__name__ == NoBackwardError.__name__:  # an error from another process only has its name
-            return {}
-        raise
-    side_effects.require_faultless(seen)
-    named: dict[str, Tensor | None] = {}
-    for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):
-        named[name] = torch.zeros_like(leaf) if gradient is None else gradient
-        require_plain(f"gradient of {name}", named[name])
-    packed = {name.removeprefix("parameter "): named.pop(name) for name in leaves if name not in case.tensors}
-    if packed and hasattr(case.module, "pack"):
-        named |= canonical_gradients(case.module, reference.inputs.weights, packed)
-    return reference.at_rows({f"gradient of {name}": each for name, each in named.items() if each is not None})
-
-
-def canonical_gradients(
-    module: nn.Module, weights: Weights, given: Mapping[str, Tensor | None]
-) -> dict[str, Tensor | None]:
-    """Convert the gradients of a module's parameters to those of the canonical weights, by name: `NAME weights`.
-
-    Raises:
-        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
-    """
-    with torch.enable_grad():
-        watched = weights.filled().map(lambda tensor: tensor.detach().clone().requires_grad_())
-        packed: dict[str, Tensor] = module.pack(watched)  # type: ignore[operator]
-        if unnamed := set(given) - set(packed):
-            raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
-        canonical = watched.tensors()
-        reached = {
-            name: gradient for name, gradient in given.items() if gradient is not None and packed[name].requires_grad
-        }  # a parameter that depends on no weight is left out
-        ways = [packed[name] for name in reached]
-        back = torch.autograd.grad(ways, list(canonical.values()), list(reached.values()), allow_unused=True)
-    return {f"{name} weights": gradient for name, gradient in zip(canonical, back, strict=True)}
-
-
-def require_form(workload: Workload, output: Tensor) -> None:
-    """Raise FormError if the output has the wrong type, shape or dtype."""
-    require_plain("output", output)
-    expected = output_shape(workload)
-    if tuple(output.shape) != expected:
-        raise FormError(f"the output has shape {tuple(output.shape)}, not {expected}")
-    if output.dtype != TORCH_DTYPES[workload.dtype]:
-        raise FormError(f"the output has dtype {output.dtype}, not {workload.dtype}")
-
-
-def require_plain(name: str, tensor: object) -> None:
-    """Raise FormError unless `tensor` is a dense torch.Tensor; a subclass might compute only when it is read."""
-    if type(tensor) is not Tensor:
-        kind = type(tensor)
-        raise FormError(f"the {name} is a {kind.__module__}.{kind.__qualname__}; it must be exactly a torch.Tensor")
-    if tensor.layout is not torch.strided:
-        raise FormError(f"the {name} has the layout {tensor.layout}; it must be dense (torch.strided)")
 
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:

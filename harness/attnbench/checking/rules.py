@@ -19,8 +19,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.case import TORCH_DTYPES, Case, bind, build, draw_normal, place, pull_back_twice
+from attnbench.case import TORCH_DTYPES, draw_normal, place, pull_back_twice
 from attnbench.checking import memory, oracle, side_effects
+from attnbench.checking.calls import INFERENCE, NO_GRAD, WEIGHTS, Call, Caller, call_on, caller_of
 from attnbench.checking.mistakes import turned
 from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
@@ -30,11 +31,9 @@ from attnbench.checking.reference import (
     call_candidate,
     distance,
     errors,
-    gradients,
     is_half,
     output_error,
     reference_for_probe,
-    require_form,
 )
 from attnbench.checking.steps import Mistake, hide, wrong
 from attnbench.contract import Implementation
@@ -100,7 +99,7 @@ RULES_OF_BATCHES = {
     NEIGHBOURS,
 }
 """Rules that are also tried on batches of requests. The other rules use layouts, or keys, that no cache can have."""
-Answer = dict[str, Tensor]  # the output and the gradients, by name
+Tensors = dict[str, Tensor]  # the output and the gradients, by name
 Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
 """Results of rules for one implementation: (rule's name, values of its axes) -> result, which applies to any workload
@@ -134,14 +133,12 @@ right_answer = lru_cache(maxsize=6)(reference_for_probe)
 class Candidate:
     """An implementation under test at one workload, with its references for several kinds of input."""
 
-    def __init__(
-        self, implementation: Implementation, workload: Workload, asked: References, *, needs_zeros: bool
-    ) -> None:
+    def __init__(self, caller: Caller, workload: Workload, asked: References, *, needs_zeros: bool) -> None:
         """Call the implementation on the normal inputs; exceptions of this call and of `Reference` propagate.
 
         If `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
         """
-        self.implementation, self.workload, self.alignment_bytes = implementation, workload, asked.alignment_bytes
+        self.caller, self.workload, self.alignment_bytes = caller, workload, asked.alignment_bytes
         self.convention = "" if needs_zeros else None
         shared = right_answer if workload.longest <= LENGTH else lru_cache(right_answer.__wrapped__)  # not kept if long
         self.right = partial(shared, workload, seed=asked.seed, on_step=asked.on_step)
@@ -154,12 +151,28 @@ class Candidate:
         self.empty = ~self.seen.any(dim=-1) & (not needs_zeros)  # (B, T): queries that may get any answer
         # With such queries gradients are not compared: they may hold any number, or NaN.
         self.grad_output = None if self.empty.any() else self.normal.grad_output
-        self.output = self.call()  # on the normal inputs
+        self.usual_output = self.call()  # on the normal inputs
 
-    def case(self, reference: Reference | None = None) -> Case:
-        """Build a case on new copies of the inputs of a reference (default: `self.normal`)."""
-        right = reference or self.normal
-        return build(right.workload, self.implementation, right.inputs.map(lambda tensor: tensor.clone()))
+    def new_call(
+        self,
+        reference: Reference | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+        **of_mask: Any,  # noqa: ANN401 - any attribute
+    ) -> Call:
+        """Build a call on new copies of the inputs of a reference (default: `self.normal`), some replaced by `tensors`.
+
+        `of_mask` sets attributes of the BoundMask.
+        """
+        right, tensors = reference or self.normal, dict(tensors or {})
+        if self.workload.layout == "value_in_key" and "key" in tensors:
+            tensors["value"] = tensors["key"][..., : self.workload.value_dim]
+        inputs = right.inputs.map(lambda tensor: tensor.clone())
+        call = call_on(dataclasses.replace(inputs, tensors=inputs.tensors | tensors), right.workload)
+        return call.under(**of_mask) if of_mask else call
+
+    def output(self, call: Call, **changes: Any) -> Tensor:  # noqa: ANN401 - fields of a Call
+        """Make a call, with some of its fields changed; return the output."""
+        return self.caller.call(dataclasses.replace(call, **changes)).output
 
     def ask(
         self,
@@ -169,45 +182,32 @@ class Candidate:
         frozen: Collection[str] = (),
         num_passes: int = 1,
         **of_mask: Any,  # noqa: ANN401 - any attribute
-    ) -> Answer:
+    ) -> Tensors:
         """Call the implementation on the normal inputs, some replaced by `tensors`; return output and gradients.
 
-        `of_mask` sets attributes of the BoundMask. `grad` replaces the output's gradient. Leaves in `frozen` need no
+        `of_mask` sets attributes of the BoundMask. `grad` replaces the output's gradient. Tensors in `frozen` need no
         gradient. The last of `num_passes` backward passes gives the gradients; there are none without `grad_output`.
         """
-        case, tensors = self.case(), dict(tensors or {})
-        if self.workload.layout == "value_in_key" and "key" in tensors:
-            tensors["value"] = tensors["key"][..., : self.workload.value_dim]
-        # Without gradients the call would run in another mode than the one it is compared with.
-        needs_grad = self.workload.direction != "inference"
-        alike = {id(tensor): tensor.detach().requires_grad_(needs_grad) for tensor in tensors.values()}
-        case.tensors.update({name: alike[id(tensor)] for name, tensor in tensors.items()})
-        for name in frozen:
-            case.leaves[name].requires_grad_(False)  # noqa: FBT003
-        vars(case.mask).update(of_mask)
-        case.mask.change = memory.MASK_FORMS.get(case.mask.form, case.mask.change)
-        with side_effects.watch_call(case.tensors, case.mask), case.grad_mode():
-            output = case.output()
-        require_form(self.workload, output)
-        answer = {"output": output.detach()}
-        for _ in range(0 if self.grad_output is None else num_passes):
-            answer |= gradients(case, output, self.normal, grad, retain_graph=True)
-        return answer
+        usual = None if self.grad_output is None or not num_passes else self.grad_output.clone()
+        given = usual if grad is None or usual is None else grad
+        call = self.new_call(tensors=tensors, **of_mask)
+        answer = self.caller.call(dataclasses.replace(call, grad_output=given, num_passes=num_passes, frozen=frozen))
+        return {"output": answer.output} | self.normal.at_rows(answer.gradients)
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: Any) -> Tensor:  # noqa: ANN401 - see `ask`
         """Call the implementation as `ask` does, without backward passes; return the output."""
         return self.ask(tensors, num_passes=0, **of_mask)["output"]
 
     @cached_property
-    def answer(self) -> Answer:
+    def answer(self) -> Tensors:
         """The output and the gradients on the normal inputs."""
         return self.ask()
 
     def compare(
         self,
         words: str,
-        expected: Answer | Tensor,
-        give: Callable[[], Answer | Tensor] | None = None,
+        expected: Tensors | Tensor,
+        give: Callable[[], Tensors | Tensor] | None = None,
         least: float = LEAST_APART,
         **changes: Any,  # noqa: ANN401 - those of `ask`, or of `call`
     ) -> Outcome:
@@ -257,29 +257,26 @@ class Candidate:
 @rule("right when short", *USUAL, "square")
 def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
     """Check that the answer is right at the short length, which the other rules assume."""
-    yield candidate.off(candidate.output, candidate.normal)
+    yield candidate.off(candidate.usual_output, candidate.normal)
 
 
 @rule("without gradients", *USUAL)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a call without gradients is right, and that a later call on nearly equal inputs is right, too."""
     yield ""
-    if candidate.off(candidate.output, candidate.normal):
+    if candidate.off(candidate.usual_output, candidate.normal):
         return
-    for is_inference in (False, True):  # only isolated code is called in torch.inference_mode, and may raise there
+    for is_inference in (False, True):  # code may raise in torch.inference_mode
         outputs: list[Tensor] = []
         for reference in (candidate.normal, candidate.right(NEAR)):
-            case = candidate.case(reference)
-            vars(case.mask).update(is_inference=is_inference)
+            call = candidate.new_call(reference)
             try:
-                with torch.no_grad():
-                    outputs.append(case.output())
+                outputs.append(candidate.output(call, mode=INFERENCE if is_inference else NO_GRAD))
             except Exception as error:
                 if not is_inference or isinstance(error, side_effects.SideEffectError):
                     raise
                 yield RuleResult(rule="", holds=False, found=f"in torch.inference_mode {words(error)}", is_noted=True)
                 return
-            vars(case.mask).update(is_inference=False)
             if found := candidate.off(outputs[-1], reference):
                 is_kept = len(outputs) > 1 and torch.equal(*outputs)
                 mode = "inference_mode" if is_inference else "no_grad"
@@ -309,19 +306,16 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
     """
 
     def answer(*masks: str, form: str = "") -> Tensor:
-        case = candidate.case()
-        with case.grad_mode():
-            for mask in masks:
-                workload = msgspec.structs.replace(candidate.workload, mask=mask)
-                bound = bind(workload)
-                vars(bound).update(form=form, change=memory.MASK_FORMS.get(form, bound.change))
-                output = dataclasses.replace(case, workload=workload, mask=bound).output()
+        call = candidate.new_call()
+        for mask in masks:
+            changed = dataclasses.replace(call, workload=msgspec.structs.replace(candidate.workload, mask=mask))
+            output = candidate.output(changed.under(form=form))
         return output
 
     own = candidate.workload.mask
     for mask in _other_masks(candidate.workload):
         workload = msgspec.structs.replace(candidate.workload, mask=mask)
-        if candidate.implementation.unsupported(workload) or workload.operands != candidate.workload.operands:
+        if candidate.caller.unsupported(workload) or workload.operands != candidate.workload.operands:
             continue
         reference = Reference(workload, candidate.normal.drawn, candidate.normal.seed, has_gradients=False)
         try:
@@ -356,14 +350,14 @@ def _other_masks(workload: Workload) -> Iterator[str]:
                 yield mask
 
 
-def takes_context(implementation: Implementation, workload: Workload) -> bool:
+def takes_context(caller: Implementation | Caller, workload: Workload) -> bool:
     """Return whether a module can attend to a context: whether it supports a context with S != T."""
     if workload.scope != "module" or workload.rotary != "none":
         return False
     try:
         mask = str(workload.mask_rule.at_other_length())
         longer = msgspec.structs.replace(workload, kv_len=workload.kv_len + 1, mask=mask)
-        return workload.kv_len != workload.seq_len or implementation.unsupported(longer) is None
+        return workload.kv_len != workload.seq_len or caller.unsupported(longer) is None
     except Exception:  # noqa: BLE001 - there is no such mask, or foreign code fails
         return False
 
@@ -372,14 +366,12 @@ def takes_context(implementation: Implementation, workload: Workload) -> bool:
 def _another_context(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a module that takes a context attends to it, even if the context has as many tokens as the input."""
     workload, seed = candidate.workload, candidate.normal.seed
-    if workload.seq_len != workload.kv_len or not takes_context(candidate.implementation, workload):
+    if workload.seq_len != workload.kv_len or not takes_context(candidate.caller, workload):
         return
     drawn, other = candidate.normal.drawn, draw_normal(workload, seed + 1).tensors["x"]
     inputs = dataclasses.replace(drawn, tensors=drawn.tensors | {"context": other})
     reference = Reference(workload, inputs, seed, has_gradients=False)
-    case = candidate.case(reference)
-    with case.grad_mode():
-        output = case.output()
+    output = candidate.output(candidate.new_call(reference))
     found = candidate.off(output, reference)
     if found and not candidate.off(output, candidate.normal):
         found = "it attends to its own tokens: are these recognised by their shape?"
@@ -394,7 +386,7 @@ def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
     """
     workload = candidate.workload
     ahead = candidate.seen.any(dim=0).triu(1).any()
-    if not candidate.implementation.has_cache or workload.seq_len != workload.kv_len or ahead:
+    if not candidate.caller.has_cache or workload.seq_len != workload.kv_len or ahead:
         return
     try:
         aligned_at_end(workload.mask_rule)
@@ -466,23 +458,19 @@ def _turned_in_chunks(workload: Workload, first: Tensor, number: Tensor, sizes: 
 def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a second call leaves the first call's output unchanged, and reads the tensors' new contents."""
     for kind in ("needles", NEAR):  # needles have the same keys, and near inputs differ in every tensor
-        case, other = candidate.case(), candidate.right(kind)
-        with case.grad_mode():
-            first = case.output()
-            kept = first.detach().clone()
-            with torch.no_grad():  # as users do; it raises the tensor's version, by which code may cache
-                for name, tensor in case.tensors.items():
-                    tensor.copy_(other.inputs.tensors[name])
-            second = case.output()
-        blocks = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
-        is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
-        if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
+        call, other = candidate.new_call(), candidate.right(kind)
+        first = candidate.caller.call(call)
+        with torch.no_grad():  # as users do; it raises the tensor's version, by which code may cache
+            for name, tensor in call.tensors.items():
+                tensor.copy_(other.inputs.tensors[name])
+        second = candidate.caller.call(call)
+        if first.number in second.overwritten:
             yield "a later call overwrote the output of an earlier one: they share memory"
-        if not candidate.off(second, other):
+        if not candidate.off(second.output, other):
             yield ""
-        elif not candidate.off(second, candidate.normal):
+        elif not candidate.off(second.output, candidate.normal):
             yield KEPT
-        elif not candidate.off(call_candidate(candidate.implementation, other).output, other):
+        elif not candidate.off(call_candidate(candidate.caller, other).output, other):
             yield "a second call on other values in the same tensors is wrong: something is kept from the first"
 
 
@@ -490,20 +478,20 @@ def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
 def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
     """Check that, after two forward calls, each call's backward pass gives the gradients of that call."""
 
-    def wrong(observed: Answer, reference: Reference) -> list[str]:
+    def wrong(observed: Tensors, reference: Reference) -> list[str]:
         return [each.tensor for each in errors(observed, reference) if each.grade is CheckVerdict.wrong]
 
     if candidate.grad_output is None:
         return
     both = (candidate.normal, candidate.right("needles"))
-    first = candidate.case()
-    tensors = {name: tensor.clone().requires_grad_() for name, tensor in both[1].inputs.tensors.items()}
-    cases = (first, dataclasses.replace(first, tensors=tensors))
-    with first.grad_mode():
-        outputs = [case.output() for case in cases]
-    for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
-        names = wrong(gradients(case, output, reference), reference)
-        is_alone = bool(names) and not wrong(call_candidate(candidate.implementation, reference).compared, reference)
+    first = candidate.new_call()
+    second = dataclasses.replace(first, tensors=candidate.new_call(both[1]).tensors)
+    answers = [candidate.caller.call(call) for call in (first, second)]
+    for which, answer, reference in zip(("first", "second"), answers, both, strict=True):
+        assert reference.grad_output is not None
+        made = candidate.caller.pull_back(answer.number, reference.grad_output.clone())
+        names = wrong(reference.at_rows(made), reference)
+        is_alone = bool(names) and not wrong(call_candidate(candidate.caller, reference).compared, reference)
         words = f"after two forward calls the backward pass of the {which} gives another {', '.join(names)}"
         yield f"{words}: it reads what belongs to the other call" if is_alone else ""
 
@@ -527,8 +515,8 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
     for kind, grad in layouts.items():
         dense = candidate.ask(grad=grad.contiguous())
         yield candidate.compare(f"an incoming gradient that is {kind} gives", dense, grad=grad)
-    every = list(candidate.case().leaves)
-    weights = [name for name in every if name.startswith("parameter ")]
+    every = [*candidate.normal.inputs.tensors, WEIGHTS]
+    weights = [WEIGHTS] if candidate.workload.scope == "module" else []
     others = [
         [name] for name in candidate.normal.inputs.tensors if name not in candidate.tokens
     ]  # sinks, learned biases
@@ -548,27 +536,22 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
 def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
     """Check that second derivatives are right or raise an error, and do not silently treat a tensor as constant."""
     reference = candidate.normal
-    if candidate.grad_output is None or is_half(candidate.workload) or candidate.off(candidate.output, reference):
+    if candidate.grad_output is None or is_half(candidate.workload) or candidate.off(candidate.usual_output, reference):
         return
-    case = candidate.case()
-    along = {name: torch.ones_like(case.tensors[name]) for name in candidate.tokens}
-    with case.grad_mode():
-        output = case.output()
+    along = {name: torch.ones_like(tensor) for name, tensor in candidate.tokens.items()}
+    number = candidate.caller.call(candidate.new_call()).number
     try:
-        given = candidate.grad_output.clone()
-        there = getattr(case.module, "second_derivatives", None)  # of a module in another process
-        own = {name: case.tensors[name] for name in along}
-        actual = _twice(own, output, given) if there is None else there(output, given, along)
+        actual = candidate.caller.pull_back_twice(number, candidate.grad_output.clone(), along)
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         yield f"it cannot be differentiated twice ({words(error)})"
         return
 
-    def right(dtype: torch.dtype) -> Answer:
+    def right(dtype: torch.dtype) -> Tensors:
         inputs = reference.drawn.map(lambda tensor: tensor.to(dtype).detach().requires_grad_())
         answer = oracle.answer(candidate.workload, inputs, reference.rows, oracle.textbook)
         return _twice({name: inputs.tensors[name] for name in along}, answer, reference.grad_rows.to(dtype))
 
-    exact, rounded = right(torch.float64), right(candidate.output.dtype)
+    exact, rounded = right(torch.float64), right(candidate.usual_output.dtype)
     for name, expected in exact.items():
         size = float(expected.abs().max())
         allowed = TWICE * distance(rounded[name], expected) + LEAST_APART * size
@@ -578,7 +561,7 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
     yield ""
 
 
-def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -> Answer:
+def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -> Tensors:
     """Compute the derivatives, by name, of the sum of all gradients of `tensors`; they are 0 if autograd gives None."""
     leaves = [*tensors.values()]
     made = pull_back_twice(output, leaves, grad_output, list(map(torch.ones_like, leaves)))
@@ -594,7 +577,7 @@ def _sizes(candidate: Candidate) -> Iterator[Outcome]:
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     if (usual := candidate.grad_output) is not None:
 
-        def for_small() -> Answer:
+        def for_small() -> Tensors:
             answer = candidate.ask(grad=usual / of_grad)
             return {name: each if name == "output" else of_grad * each for name, each in answer.items()}
 
@@ -603,7 +586,7 @@ def _sizes(candidate: Candidate) -> Iterator[Outcome]:
         moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
         words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
         of_value = of_key if candidate.workload.layout == "value_in_key" else 1.0  # such values grow with their keys
-        yield candidate.compare(words, candidate.output, lambda: candidate.call(moved) / of_value)
+        yield candidate.compare(words, candidate.usual_output, lambda: candidate.call(moved) / of_value)
 
 
 @rule(LARGE_VALUES, "scope", "direction", "dtype")
@@ -636,9 +619,9 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
     """
     if (candidate.workload.scope, candidate.workload.dtype) == ("attention", "float16"):
         large = draw_large(candidate.workload, candidate.normal.seed).tensors
-        tensors = {name: large[name].to(candidate.output) for name in ("query", "key")}
+        tensors = {name: large[name].to(candidate.usual_output) for name in ("query", "key")}
         tensors["query"] = tensors["query"] * BEYOND_RANGE
-        finite = torch.zeros_like(candidate.output)
+        finite = torch.zeros_like(candidate.usual_output)
         words = "products of query and key above 65504 give"
         outcome = candidate.compare(words, finite, lambda: torch.zeros_like(finite) * candidate.call(tensors))
         yield _accepted(PRODUCTS, outcome, NOT_FINITE)
@@ -688,9 +671,7 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     except ValueError:  # no such mask, or nothing to compare
         return
     candidate.call()
-    case = candidate.case(reference)
-    with case.grad_mode():
-        found = candidate.off(case.output(), reference)
+    found = candidate.off(candidate.output(candidate.new_call(reference)), reference)
     yield found and f"after a call with more keys, {found}"
     if workload.longest > LENGTH:  # a longer call may take too long
         return
@@ -699,13 +680,10 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
         try:
             longer = msgspec.structs.replace(workload, **sizes, mask=str(workload.mask_rule.at_other_length()))
             inputs = place(draw_normal(longer, seed), longer)
-            with torch.no_grad():
-                build(longer, candidate.implementation, inputs).output()
+            candidate.output(call_on(inputs, longer, mode=NO_GRAD))
         except Exception:  # noqa: BLE001, S112 - it does not support these sizes
             continue
-        with torch.no_grad():
-            output = candidate.case().output()
-        found = candidate.off(output, candidate.normal)
+        found = candidate.off(candidate.output(candidate.new_call(), mode=NO_GRAD), candidate.normal)
         yield found and f"without gradients, after a call with {long} keys, {found}"
         return
 
@@ -716,10 +694,10 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     if not _has_mask(candidate.workload):
         return
     for form in memory.SAME_MASK:
-        yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
-    if not candidate.compare("", candidate.output, form=memory.OF_TWO_AXES):  # it accepts such a mask
+        yield candidate.compare(f"a mask that is {form} gives", candidate.usual_output, form=form)
+    if not candidate.compare("", candidate.usual_output, form=memory.OF_TWO_AXES):  # it accepts such a mask
         words = f"a mask {memory.TRANSPOSED_OF_TWO} gives"
-        yield candidate.compare(words, candidate.output, form=memory.TRANSPOSED_OF_TWO)
+        yield candidate.compare(words, candidate.usual_output, form=memory.TRANSPOSED_OF_TWO)
     if candidate.grad_output is not None and candidate.workload.mask_rule.is_learned:
         copied = candidate.ask(form=memory.COPIED_ROW)
         yield candidate.compare(f"a bias that is {memory.ONE_ROW} gives", copied, form=memory.ONE_ROW)
@@ -731,7 +709,7 @@ def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
     workload = candidate.workload
     is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
     if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:
-        outcome = candidate.compare("a bias in float32 gives", candidate.output, form=memory.RAISED)
+        outcome = candidate.compare("a bias in float32 gives", candidate.usual_output, form=memory.RAISED)
         yield "" if isinstance(outcome, Exception) else _accepted(BIAS, outcome)
 
 
@@ -742,13 +720,12 @@ def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
     if workload.scope == "module" or rule.hides or not rule.changes_scores:
         return
     long = msgspec.structs.replace(workload, kv_len=2 * memory.FIRST_KEYS)
-    if candidate.implementation.unsupported(long):
+    if candidate.caller.unsupported(long):
         return
-    case = build(long, candidate.implementation, place(draw_normal(long, candidate.normal.seed), long))
+    call = call_on(place(draw_normal(long, candidate.normal.seed), long), long)
 
     def hidden_by(form: str) -> Tensor:
-        vars(case.mask).update(form=form, change=memory.MASK_FORMS[form])
-        return case.output().detach().clone()
+        return candidate.output(call.under(form=form))
 
     with contextlib.suppress(Exception):  # the code may not support this length
         words, at_infinity = "a bias of -inf at the first keys gives", partial(hidden_by, memory.AT_INFINITY)
@@ -764,7 +741,7 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
     """
     rule = candidate.workload.mask_rule
     if candidate.workload.scope == "attention" and rule.without_causal is not None:
-        outcome = candidate.compare("is_causal next to a mask gives", candidate.output, form=SPLIT)
+        outcome = candidate.compare("is_causal next to a mask gives", candidate.usual_output, form=SPLIT)
         if isinstance(outcome, str) and outcome and any(isinstance(part, Causal) for part in rule.parts):
             both, ones = candidate.call(form=SPLIT), (rule.without_causal, Causal())
             uses_one = any(candidate.compare("", both, rule=each) == "" for each in ones)
@@ -781,11 +758,11 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     is not tried, either, on code that is wrong if all heads have the same mask.
     """
     workload = candidate.workload
-    if candidate.off(candidate.output, candidate.normal):
+    if candidate.off(candidate.usual_output, candidate.normal):
         return
     is_alike = workload.mask == "causal" or any(isinstance(part, Padding) for part in workload.mask_rule.parts)
     if _has_mask(workload) and not is_alike and candidate.seen.any(dim=-1).all():
-        expected = candidate.output.clone()
+        expected = candidate.usual_output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
         outcome = candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
         yield _accepted(ONE_MASK, outcome)
@@ -851,7 +828,7 @@ def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tens
     for name, (text, change) in itertools.product(candidate.sources if len(keys) else (), changes.items()):
         key, tensor = int(keys[-1]), candidate.tokens[name].clone()
         tensor[..., key, :] = change(tensor[..., key, :])
-        changed, usual = candidate.call({name: tensor}), candidate.output
+        changed, usual = candidate.call({name: tensor}), candidate.usual_output
         changed = torch.where(_along_queries(hidden[..., key], usual), changed, usual)
         if candidate.compare("", usual, partial(torch.clone, changed), least=0.0):
             leaks.append(text.format(name))
@@ -899,9 +876,8 @@ def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
 
     At other addresses vectorised code splits a sum at other places, so even correct code rounds differently.
     """
-    case = candidate.case()
-    with side_effects.watch_call(case.tensors, case.mask), case.grad_mode():
-        first, second = (case.output().detach().clone() for _ in range(2))
+    call = candidate.new_call()
+    first, second = (candidate.output(call) for _ in range(2))
     apart = distance(first, second)
     yield "" if apart == 0 else f"two calls differ by {apart:.3g}"
 
@@ -909,15 +885,15 @@ def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
 @rule("other weights", "scope", "direction")
 def _other_weights(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a module's call without gradients follows a change of its weights in place, as by an optimizer."""
-    case, normal = candidate.case(), candidate.normal
-    if candidate.workload.scope != "module" or not hasattr(case.module, "pack"):
+    normal = candidate.normal
+    if candidate.workload.scope != "module" or not candidate.caller.has_pack:
         return
     drawn = dataclasses.replace(normal.drawn, weights=normal.drawn.weights.map(lambda tensor: tensor.flip(-1)))
     reference = Reference(candidate.workload, drawn, normal.seed, has_gradients=False)
-    with torch.no_grad():
-        case.output()
-        case.module.load_state_dict(case.module.pack(reference.inputs.weights), strict=False)  # type: ignore[operator]
-        output = case.output()
+    call = candidate.new_call()
+    candidate.output(call, mode=NO_GRAD)
+    call.instance.weights = reference.inputs.weights
+    output = candidate.output(call, mode=NO_GRAD)
     found = candidate.off(output, reference)
     if found and not candidate.off(output, normal):
         found = "it answers with the weights of the call before: are weights kept without a look at their _version?"
@@ -972,14 +948,14 @@ def _plain(workload: Workload) -> Workload:
 
 
 def examine(
-    implementation: Implementation, asked: References, known: RulesAt, rejects: Collection[str] = ()
+    candidate: Implementation | Caller, asked: References, known: RulesAt, rejects: Collection[str] = ()
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's length.
 
     `known` contains results at other workloads; new ones are added. A violation of a rule in `rejects` is never only
     noted. Returns the results of the rules that apply; one note if an error prevented all; () if a VacuousError did.
     """
-    whole = asked.workload
+    whole, caller = asked.workload, caller_of(candidate)
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
     plain, reason = [*map(_plain, (short, whole))], None
     plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
@@ -989,13 +965,13 @@ def examine(
         keys = {name: (name, *map(values.__getitem__, each.axes)) for name, each in tried.items()}
         if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
-                candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)
+                tried_on = Candidate(caller, workload, asked, needs_zeros=EMPTY_ROWS in rejects)
             except Exception as error:  # noqa: BLE001 - it does not support these sizes, or nothing shows there
                 reason = error
                 continue
             for name in names:
                 asked.on_step()
-                result = _result(candidate, name)
+                result = _result(tried_on, name)
                 known[(name, workload) if result is None else keys[name]] = result
         results = filter(None, map(known.get, keys.values()))
         return tuple(

@@ -97,7 +97,12 @@ def _is_same(tensor: Tensor, kept: Tensor) -> bool:
 
 def _has_same_bytes(tensor: Tensor, kept: Tensor) -> bool:
     """Return whether every byte is equal, also in NaN and in 8-bit numbers."""
-    return torch.equal(tensor.contiguous().view(torch.uint8), kept.contiguous().view(torch.uint8))
+    return torch.equal(as_bytes(tensor), as_bytes(kept))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor (..., N) of one axis or more, uint8."""
+    return tensor.contiguous().view(torch.uint8)
 
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:

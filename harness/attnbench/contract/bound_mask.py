@@ -22,10 +22,10 @@ class BoundMask:
 
     Tensors are created at first use and memoized, so that timed calls do not create them. `inputs` are the inputs of a
     call other than query, key and value, by name; tensors derived from them are not memoized. `change` converts a mask
-    to the form in which functions get it, and `form` is the name of that form. `is_inference` says that an isolated
-    process makes the call in torch.inference_mode, and `is_training` that the module is in training mode. `chunks` are
-    the lengths of the parts in which a module with a cache gets its sequence. `lent` are further tensors that the code
-    under test got, such as the pages of a cache, each with a copy that shows whether the code has changed it.
+    to the form in which functions get it, and `form` is the name of that form. `is_training` says that the module
+    is in training mode. `chunks` are the lengths of the parts in which a module with a cache gets its sequence. `lent`
+    are further tensors that the code under test got, such as the pages of a cache, each with a copy that shows whether
+    the code has changed it.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -50,7 +50,7 @@ class BoundMask:
         self.inputs: Mapping[str, Tensor] = {}
         self.form = ""
         self.change: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda mask, _: mask
-        self.is_inference = self.is_training = False
+        self.is_training = False
         self.chunks: tuple[int, ...] = ()
         self.lent: dict[str, tuple[Tensor, Tensor]] = {}
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), without other masks

@@ -116,54 +116,49 @@ class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
 class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A judge's request for the gradients of call number `call`, given the gradient of its output.
 
-    `exchange` is the path of the file that contains `tensors`. `random` contains the states of the judge's random
-    generators, which the candidate's process copies before the call. `forget` lists the numbers of modules that are no
-    longer used.
+    `exchange` is the path of the file that contains `tensors`. `forget` lists the numbers of modules that are no longer
+    used.
     """
 
-    call: int
+    call: int = 0
     exchange: str
-    random: tuple[bytes, ...]
     forget: tuple[int, ...]
     tensors: dict[str, TensorHeader]
 
 
 class Call(Backward, frozen=True, kw_only=True, tag=True):
-    """A judge's request for a forward call of module number `module`, which is first built if there are `weights`.
+    """A judge's request for a call of module number `module`, as in checking/calls.py.
 
-    `needs` names the tensors that get gradients, and `dropout` is the module's dropout probability. The other fields
-    describe the mask (contract.BoundMask); `sizes` are B, T and S.
+    If there are `weights`, they are loaded first. `workload` is a Workload as JSON: most calls have the same one. The
+    fields from `rule` on are those of the mask (contract.BoundMask) that may differ from the workload's.
     """
 
     module: int
+    workload: msgspec.Raw
     weights: dict[str, TensorHeader] = {}
-    needs: tuple[str, ...]
-    mask: str
-    sizes: tuple[int, int, int]
-    num_heads: int
+    frozen: tuple[str, ...]
+    mode: str
+    num_passes: int
+    seed: int | None
+    rule: str
+    form: str
     scale: float | None
-    dropout: float
-    mask_form: str = ""
-    world_size: int = 1
-    is_inference: bool = False
-    is_training: bool = False
-    chunks: tuple[int, ...] = ()
-    cache: Cache | None = None
+    is_training: bool
+    chunks: tuple[int, ...]
+    cache: Cache | None
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a call by name, and the tensors that it changed in place.
+    """The answer to a request: the output and the gradients by name, or else `faults`.
 
-    `changed` contains inputs, by name. `changed_outputs` contains outputs of earlier calls, by number of the call.
-    `faults` describes other side effects, by name of the rule that they break (checking/side_effects.py). `random`
-    contains the state of each random generator after the call.
+    `faults` describes forbidden side effects, by name of the rule that they break (checking/side_effects.py). The
+    other fields are as in checking/calls.py.
     """
 
-    tensors: dict[str, TensorHeader]
-    changed: dict[str, TensorHeader]
-    changed_outputs: dict[str, TensorHeader]
-    faults: dict[str, str]
-    random: tuple[bytes, ...]
+    tensors: dict[str, TensorHeader] = {}
+    number: int = 0
+    overwritten: tuple[int, ...] = ()
+    faults: dict[str, str] = {}
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,8 +33,9 @@ from attnbench.case import (
     reason_against,
 )
 from attnbench.checking import agreement, oracle
+from attnbench.checking.calls import require_plain
 from attnbench.checking.diagnosis import describe
-from attnbench.checking.reference import Reference, References, keep_references, reference_for_probe, require_plain
+from attnbench.checking.reference import Reference, References, keep_references, reference_for_probe
 from attnbench.checking.rules import RulesAt, takes_context
 from attnbench.checking.tolerance import Tolerance
 from attnbench.contract import Implementation
@@ -48,7 +49,7 @@ from attnbench.models import in_model, steps
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
 from attnbench.processes.messages import Declared, Failed, FailedError, Target
-from attnbench.processes.remote import CandidateLostError, Candidates, Remote, TensorFile, stand_in
+from attnbench.processes.remote import CandidateLostError, Candidates, Remote, TensorFile
 from attnbench.processes.worker import attempts, first_calls, operators, state
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import (
@@ -458,7 +459,7 @@ class Worker:
         prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
         if isinstance(prepared, Failed):
             return prepared
-        candidate = stand_in(Remote(self.consult, cell), prepared)
+        candidate = Remote(self.consult, cell, prepared)
         answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
         with threads(1):  # otherwise idle threads of one process spin while the other process computes
             agreed = agreement.check(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects)

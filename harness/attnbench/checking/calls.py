@@ -1,0 +1,328 @@
+"""Calls of the code under test as data, and `Here`, which makes them in this process.
+
+The check builds a `Call`, hands it to a `Caller` and gets an `Answer`; it never sees a module. Callers are `Here`, for
+code in the same process, and processes/remote.py, for code in another one, where `Here` makes the calls. Shapes as in
+the contract.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.case import (
+    TORCH_DTYPES,
+    Case,
+    Inputs,
+    bind,
+    output_shape,
+    pull_back,
+    pull_back_twice,
+    set_dropout,
+)
+from attnbench.checking import memory, side_effects
+from attnbench.contract import BoundMask, Implementation, Weights
+from attnbench.workloads.workload import Workload
+
+NUM_CALLS = 4
+"""Number of latest calls whose outputs and graphs are kept: several forward calls may precede their backward calls."""
+WEIGHTS = "weights"
+"""The name, in `Call.frozen`, of all parameters of the module."""
+GRAD, NO_GRAD, INFERENCE = "grad", "no_grad", "inference"  # modes of a call: torch.enable_grad, no_grad, inference_mode
+PARAMETER = "parameter"  # prefix of the names of parameters, before a dot
+
+
+class FormError(ValueError):
+    """A tensor has the wrong type, layout, shape or dtype; the message says which."""
+
+
+@dataclass(eq=False)
+class Instance:
+    """One module of the implementation under test. Other `weights` are loaded into the same module in place."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call of the code under test, at `workload`, on `tensors` by name (as in `Inputs`), under `mask`.
+
+    Tensors that are the same object, or share memory, do so in the call, too. Calls with one `instance` are made by one
+    module. With `grad_output`, the output's gradient, the answer has gradients, of the last of `num_passes` backward
+    passes: of all tensors and weights but those in `frozen`. `seed` is set before the call; None: none is.
+    """
+
+    workload: Workload
+    instance: Instance
+    tensors: dict[str, Tensor]
+    mask: BoundMask
+    mode: str = GRAD
+    grad_output: Tensor | None = None
+    num_passes: int = 1
+    frozen: Collection[str] = ()
+    seed: int | None = None
+
+    def under(self, **of_mask: Any) -> "Call":  # noqa: ANN401 - any attribute
+        """Return this call under a new mask of its workload, with these attributes of a BoundMask set."""
+        mask = bind(self.workload)
+        vars(mask).update(of_mask)
+        mask.change = memory.MASK_FORMS.get(mask.form, mask.change)
+        return replace(self, mask=mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came of a call: a copy of its output, and its gradients as "gradient of NAME".
+
+    `number` identifies the call for `Caller.pull_back`. `overwritten` contains the numbers of earlier calls whose
+    outputs have changed since.
+    """
+
+    output: Tensor
+    gradients: dict[str, Tensor]
+    number: int
+    overwritten: Collection[int] = ()
+
+
+class Caller(Protocol):
+    """Makes calls of one implementation; its exceptions propagate."""
+
+    @property
+    def has_dropout(self) -> bool:
+        """As in `Implementation`."""
+
+    @property
+    def is_approximate(self) -> bool:
+        """As in `Implementation`."""
+
+    @property
+    def has_cache(self) -> bool:
+        """As in `Implementation`."""
+
+    @property
+    def has_pack(self) -> bool:
+        """Whether the modules map canonical weights to their parameters."""
+
+    def unsupported(self, workload: Workload) -> str | None:
+        """Return why a workload cannot be called, if that is known without a call, or None."""
+
+    def call(self, call: Call) -> Answer:
+        """Make a call.
+
+        Raises:
+            FormError: the output or a gradient has the wrong type, shape or dtype.
+            SideEffectError: the call changed its inputs, the mask or a random seed.
+        """
+
+    def pull_back(self, number: int, grad_output: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of an earlier call, one of the last NUM_CALLS, as in `Answer`.
+
+        Raises:
+            NoBackwardError: the call's output has no graph.
+            FormError: a gradient has the wrong type.
+            SideEffectError: the backward pass changed an input, the output's gradient, the mask or a random seed.
+        """
+
+    def pull_back_twice(self, number: int, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return an earlier call's second derivatives by name, as `case.pull_back_twice` gives them; none if 0."""
+
+
+def call_on(inputs: Inputs, workload: Workload, *, mode: str = "", grad_output: Tensor | None = None) -> Call:
+    """Build a call of a new instance on these inputs, without copying them; the workload's direction sets the mode."""
+    alike = {id(tensor): tensor.detach() for tensor in inputs.tensors.values()}
+    return Call(
+        workload=workload,
+        instance=Instance(inputs.weights),
+        tensors={name: alike[id(tensor)] for name, tensor in inputs.tensors.items()},
+        mask=bind(workload),
+        mode=mode or (NO_GRAD if workload.direction == "inference" else GRAD),
+        grad_output=grad_output,
+    )
+
+
+@dataclass
+class _Called:
+    """A call whose graph is kept: its output, a copy of it, and the tensors that get gradients, by name."""
+
+    call: Call
+    module: nn.Module
+    output: Tensor
+    copy: Tensor
+    leaves: dict[str, Tensor]
+
+
+class Here:
+    """Makes calls of an implementation in this process."""
+
+    def __init__(self, implementation: Implementation) -> None:
+        self.implementation = implementation
+        self._modules: WeakKeyDictionary[Instance, tuple[nn.Module, Weights]] = WeakKeyDictionary()
+        self._calls: OrderedDict[int, _Called] = OrderedDict()
+        self._numbers = itertools.count()
+        self.has_pack = False
+
+    @property
+    def has_dropout(self) -> bool:
+        """As in `Implementation`."""
+        return self.implementation.has_dropout
+
+    @property
+    def is_approximate(self) -> bool:
+        """As in `Implementation`."""
+        return self.implementation.is_approximate
+
+    @property
+    def has_cache(self) -> bool:
+        """As in `Implementation`."""
+        return self.implementation.has_cache
+
+    def unsupported(self, workload: Workload) -> str | None:
+        """Return why the implementation does not support a workload, or None."""
+        return self.implementation.unsupported(workload)
+
+    def call(self, call: Call) -> Answer:
+        """Make a call; see `Caller`."""
+        module = self._module(call)
+        needs = {*call.tensors, WEIGHTS} - {*call.frozen} if call.mode == GRAD else set[str]()
+        for name, tensor in call.tensors.items():
+            tensor.requires_grad_(name in needs)
+        has_weights = WEIGHTS in needs and call.workload.scope == "module"
+        parameters: dict[str, Tensor] = dict(module.named_parameters(prefix=PARAMETER))
+        for parameter in parameters.values():
+            parameter.requires_grad_(has_weights)
+        case = Case(workload=call.workload, module=module, tensors=call.tensors, mask=call.mask)
+        if call.seed is not None:
+            torch.manual_seed(call.seed)
+        with side_effects.watch_call(call.tensors, call.mask) as faults, _mode(call.mode):
+            output = case.output()
+        side_effects.require_faultless(faults)
+        require_form(call.workload, output)
+        if output.device != (where := next(iter(call.tensors.values())).device):
+            raise FormError(f"the output is on {output.device}, and its inputs are on {where}")
+        leaves = {name: tensor for name, tensor in call.tensors.items() if name in needs}
+        number, copy = next(self._numbers), output.detach().clone()
+        overwritten = tuple(each for each, called in self._calls.items() if _is_overwritten(called))
+        self._calls[number] = _Called(call, module, output, copy, leaves | (parameters if has_weights else {}))
+        while len(self._calls) > NUM_CALLS:
+            self._calls.popitem(last=False)
+        gradients = dict[str, Tensor]()
+        if call.grad_output is not None and output.requires_grad:
+            for left in reversed(range(call.num_passes)):
+                gradients = self.pull_back(number, call.grad_output, retain_graph=left > 0)
+        return Answer(output=copy, gradients=gradients, number=number, overwritten=overwritten)
+
+    def pull_back(self, number: int, grad_output: Tensor, *, retain_graph: bool = True) -> dict[str, Tensor]:
+        """Return the gradients of an earlier call; see `Caller`."""
+        called = self._calls[number]
+        given = called.call.tensors | {"gradient": grad_output}
+        with side_effects.watch_call(given, called.call.mask, name="backward pass") as faults:
+            made = pull_back(called.output, [*called.leaves.values()], grad_output, retain_graph=retain_graph)
+        side_effects.require_faultless(faults)
+        found = dict[str, Tensor]()
+        for (name, leaf), gradient in zip(called.leaves.items(), made, strict=True):
+            found[name] = torch.zeros_like(leaf) if gradient is None else gradient
+            require_plain(f"gradient of {name}", found[name])
+        packed = {name: found.pop(name) for name in called.leaves if name not in called.call.tensors}
+        if packed and hasattr(called.module, "pack"):
+            found |= canonical_gradients(called.module, called.call.instance.weights, packed)
+        return {f"gradient of {name}": gradient for name, gradient in found.items()}
+
+    def pull_back_twice(self, number: int, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the second derivatives of an earlier call; see `Caller`."""
+        called = self._calls[number]
+        leaves = [called.leaves[name] for name in along]
+        made = pull_back_twice(called.output, leaves, grad_output, [*along.values()])
+        return {name: each.detach() for name, each in zip(along, made, strict=True) if each is not None}
+
+    def _module(self, call: Call) -> nn.Module:
+        """Return the module of a call's instance, which is built at first use, with the instance's weights loaded.
+
+        Raises:
+            ValueError: in scope `attention`, the module has no `attend`.
+        """
+        instance, workload = call.instance, call.workload
+        module, loaded = self._modules.get(instance, (None, None))
+        if module is None or loaded is not instance.weights:
+            with side_effects.watch_call({}):  # restores the random state: a constructor is allowed to set a seed
+                if module is None:
+                    module = self.implementation.build(instance.weights).eval()
+                else:
+                    with torch.no_grad():
+                        module.load_state_dict(module.pack(instance.weights), strict=False)  # type: ignore[operator]
+            self._modules[instance] = module, instance.weights
+            self.has_pack = hasattr(module, "pack")
+        if workload.scope == "attention" and not hasattr(module, "attend"):
+            raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask): choose scope=module")
+        if self.implementation.has_dropout:
+            set_dropout(module, workload.dropout)
+        return module
+
+
+def caller_of(candidate: Implementation | Caller) -> Caller:
+    """Return the caller of an implementation in this process; return any other caller unchanged."""
+    return Here(candidate) if isinstance(candidate, Implementation) else candidate
+
+
+def _mode(name: str) -> AbstractContextManager[Any]:
+    return torch.inference_mode() if name == INFERENCE else torch.set_grad_enabled(name == GRAD)
+
+
+def _is_overwritten(called: _Called) -> bool:
+    """Return whether a later call changed the output of a call; an output that is an input's memory does not count.
+
+    The kept copy then becomes the changed output, so that one change counts once.
+    """
+    now = called.output.detach()
+    if now.untyped_storage().data_ptr() in {each.untyped_storage().data_ptr() for each in called.call.tensors.values()}:
+        return False
+    is_changed = not torch.equal(side_effects.as_bytes(now), side_effects.as_bytes(called.copy))
+    if is_changed:
+        called.copy = now.clone()
+    return is_changed
+
+
+def canonical_gradients(module: nn.Module, weights: Weights, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the gradients of a module's parameters, `parameter.NAME`, to those of weights, by name: `NAME weights`.
+
+    `pack` is linear, so autograd applies its transpose.
+
+    Raises:
+        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
+    """
+    with torch.enable_grad():
+        watched = weights.filled().map(lambda tensor: tensor.detach().clone().requires_grad_())
+        packed = {f"{PARAMETER}.{name}": each for name, each in module.pack(watched).items()}  # type: ignore[operator]
+        if unnamed := set(given) - set(packed):
+            names = sorted(name.removeprefix(f"{PARAMETER}.") for name in unnamed)
+            raise ValueError(f"pack names no {', '.join(names)}: give it every parameter")
+        canonical = watched.tensors()
+        reached = {name: each for name, each in given.items() if packed[name].requires_grad}  # depends on some weight
+        ways = [packed[name] for name in reached]
+        back: Sequence[Tensor | None]
+        back = torch.autograd.grad(ways, list(canonical.values()), list(reached.values()), allow_unused=True)
+    return {f"{name} weights": each for name, each in zip(canonical, back, strict=True) if each is not None}  # type: ignore[redundant-expr] # unused weights
+
+
+def require_form(workload: Workload, output: Tensor) -> None:
+    """Raise FormError if the output has the wrong type, shape or dtype."""
+    require_plain("output", output)
+    expected = output_shape(workload)
+    if tuple(output.shape) != expected:
+        raise FormError(f"the output has shape {tuple(output.shape)}, not {expected}")
+    if output.dtype != TORCH_DTYPES[workload.dtype]:
+        raise FormError(f"the output has dtype {output.dtype}, not {workload.dtype}")
+
+
+def require_plain(name: str, tensor: object) -> None:
+    """Raise FormError unless `tensor` is a dense torch.Tensor; a subclass might compute only when it is read."""
+    if type(tensor) is not Tensor:
+        kind = type(tensor)
+        raise FormError(f"the {name} is a {kind.__module__}.{kind.__qualname__}; it must be exactly a torch.Tensor")
+    if tensor.layout is not torch.strided:
+        raise FormError(f"the {name} has the layout {tensor.layout}; it must be dense (torch.strided)")
