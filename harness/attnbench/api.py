@@ -15,6 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from html import escape
 from itertools import product
@@ -377,9 +378,13 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     planned = adjust(build_plan(sweep=sweep, settings=settings, **(usual | more)))
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
+    has_lanes = tuple(stages) == ("check",) and execution.has_lanes(planned)
+    lanes: AbstractContextManager[list[Any]] = nullcontext([])
+    if has_lanes:
+        lanes = execution.checking_templates(folder, planned.timeout_s)
     try:
-        with watching() as watch:
-            execution.execute(planned, folder, watch, stages, then=then)
+        with watching() as watch, lanes as templates:
+            execution.execute(planned, folder, watch, stages, then=then, templates=templates)
     finally:
         del os.environ["PYTHONPATH"]
         os.environ |= before

@@ -45,9 +45,7 @@ def apart(made: Implementation, point: Workload = POINT) -> Remote:
         random.setstate(pythons)
         return answer
 
-    with torch.random.fork_rng():
-        has_pack = hasattr(made.build(place(draw_normal(point, 0), point).weights), "pack")
-    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, has_pack=has_pack)
+    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout)
     return Remote(ask, cell_of("x", point), prepared)
 
 

@@ -107,7 +107,7 @@ class Caller(Protocol):
 
     @property
     def has_pack(self) -> bool:
-        """Whether the modules map canonical weights to their parameters."""
+        """Whether the module of the latest call maps canonical weights to its parameters, by a method `pack`."""
 
     def unsupported(self, workload: Workload) -> str | None:
         """Return why a workload cannot be called, if that is known without a call, or None."""

@@ -82,7 +82,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
-    has_pack: bool = False  # its module maps canonical weights to its parameters
     has_cache: bool = False
     takes_context: bool = False  # it accepts a context whose length differs from that of the tokens
     most_error: float = 0.0
@@ -152,12 +151,13 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request: the output and the gradients by name, or else `faults`.
 
     `faults` describes forbidden side effects, by name of the rule that they break (checking/side_effects.py). The
-    other fields are as in checking/calls.py.
+    other fields are as in checking/calls.py (Answer and Caller).
     """
 
     tensors: dict[str, TensorHeader] = {}
     number: int = 0
     overwritten: tuple[int, ...] = ()
+    has_pack: bool = False
     faults: dict[str, str] = {}
 
 

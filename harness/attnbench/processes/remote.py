@@ -147,8 +147,8 @@ class Remote:
         self._numbers: weakref.WeakKeyDictionary[Instance, tuple[int, Weights]] = weakref.WeakKeyDictionary()
         self._num_modules = 0
         self._forgotten: list[int] = []
-        self.has_dropout, self.has_pack = prepared.has_dropout, prepared.has_pack
-        self.is_approximate, self.has_cache = prepared.is_approximate, prepared.has_cache
+        self.has_dropout, self.has_cache = prepared.has_dropout, prepared.has_cache
+        self.is_approximate, self.has_pack = prepared.is_approximate, False
 
     def unsupported(self, workload: Workload) -> str | None:
         """Return why a workload cannot be called, if that is known without a call, or None."""
@@ -184,6 +184,7 @@ class Remote:
             chunks=mask.chunks,
             cache=mask.cache,
         )
+        self.has_pack = reply.has_pack
         made = self._received(reply, mask.device)
         output = made.pop("output")
         return Answer(output=output, gradients=made, number=reply.number, overwritten=reply.overwritten)
@@ -243,7 +244,12 @@ class Candidates:
             if isinstance(request, Call):
                 answer = here.call(self._as_call(request, implementation, workload))
                 headers = self._sent({"output": answer.output} | answer.gradients)
-                return Tensors(tensors=headers, number=answer.number, overwritten=tuple(answer.overwritten))
+                return Tensors(
+                    tensors=headers,
+                    number=answer.number,
+                    overwritten=tuple(answer.overwritten),
+                    has_pack=here.has_pack,
+                )
             return Tensors(tensors=self._sent(self._pulled_back(request, here, workload)))
         except side_effects.SideEffectError as error:
             return Tensors(faults={error.rule: str(error)})

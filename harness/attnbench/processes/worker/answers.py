@@ -24,11 +24,9 @@ from attnbench import plugins
 from attnbench.case import (
     TORCH_DTYPES,
     Case,
-    Inputs,
     bind,
     build,
     draw_normal,
-    draw_weights,
     place,
     reason_against,
 )
@@ -418,12 +416,10 @@ class Worker:
         if hides_by_bias(candidate, workload) and not takes_infinity(candidate):
             return Failed(status=Status.unsupported, message=NO_INFINITY)
         attempts.require_within_limit(workload, limit_s, candidate, self.heartbeat.beat)
-        weights = place(Inputs(tensors={}, weights=draw_weights(workload)), workload).weights
         return messages.Prepared(
             has_dropout=candidate.has_dropout,
             executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
-            has_pack=hasattr(candidate.build(weights), "pack"),
             has_cache=candidate.has_cache,
             takes_context=takes_context(candidate, workload),
             most_error=candidate.most_error,
