@@ -203,17 +203,15 @@ def check(
     *given: Given,
     seed: int | None = None,
     timeout: float = 60.0,
-    empty_rows: str = "any",
-    hidden_nan: str = "note",
+    reject: Sequence[str] = (),
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
     """Compare the outputs and gradients of implementations with the float64 oracle.
 
     Without axes, the workloads are those of the sweep `check`. An axis, as in `attnbench list axes`, gets a value or a
     list of values; with axes other than `device`, exactly the workloads of these axes are checked. `seed` is the seed
-    of the inputs; by default it is drawn at random. A single step is killed after `timeout` seconds. With
-    empty_rows="zero", the output of a query that sees no key must be 0. With hidden_nan="reject", a NaN in a hidden key
-    or value must not reach an output.
+    of the inputs; by default it is drawn at random. A single step is killed after `timeout` seconds. `reject` counts as
+    wrong what is otherwise a convention or a note: a list of the names in `attnbench check --help`.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -223,9 +221,8 @@ def check(
     """
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as name:
         specs = _specs(given, Path(name))
-        rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
-        more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejects, "with_baseline": False}
-        results = _executed("check", specs, Path(name), seed, axes, stages=("check",), **more)
+        more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejected(reject)}
+        results = _executed("check", specs, Path(name), seed, axes, stages=("check",), with_baseline=False, **more)
     return Outcome(results, {each.implementation: each.word for each in judgements(results)})
 
 

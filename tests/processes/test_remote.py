@@ -27,7 +27,7 @@ from tests.checking.test_dropout import OtherGradient
 from tests.checks import cell_of, facts
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
-PREPARED = Prepared(has_dropout=False, executed_flops=None)
+PREPARED = Prepared(executed_flops=None)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
 
@@ -45,8 +45,7 @@ def apart(made: Implementation, point: Workload = POINT) -> Remote:
         random.setstate(pythons)
         return answer
 
-    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout)
-    return Remote(ask, cell_of("x", point), prepared)
+    return Remote(ask, cell_of("x", point), PREPARED)
 
 
 class Deed(nn.Module):

@@ -63,7 +63,7 @@ def check(
     caller = caller_of(candidate)
     agreement = compare(references, caller, known, rejects)
     is_wrong = agreement.grade is CheckVerdict.wrong and not caller.is_approximate
-    return explain(references, caller, agreement) if is_wrong else agreement
+    return explain(references, caller, agreement, rejects) if is_wrong else agreement
 
 
 def compare(
@@ -76,8 +76,8 @@ def compare(
 
     The candidate is an implementation in this process, or the caller of one in another process. If a call changes its
     inputs or other shared state, this violation is the only result. `known` contains results of rules at other
-    workloads: those that `RulesAt` lets apply here are reused, and new results are added. `rejects` may contain
-    EMPTY_ROWS and HIDDEN_NAN: these behaviours then make an implementation wrong instead of being only noted.
+    workloads: those that `RulesAt` lets apply here are reused, and new results are added. `rejects` contains
+    values of REJECTABLE: these behaviours make an implementation wrong instead of being only noted.
 
     Raises:
         ValueError: no probe can show anything here, because correct code overflows in the workload's dtype.

@@ -91,23 +91,15 @@ class Answer:
 
 
 class Caller(Protocol):
-    """Makes calls of one implementation; its exceptions propagate."""
+    """Makes calls of one implementation; its exceptions propagate.
 
-    @property
-    def has_dropout(self) -> bool:
-        """As in `Implementation`."""
+    `is_approximate` and `has_cache` are those of the implementation. `has_pack` says whether the module of the latest
+    call has a method `pack`, which maps canonical weights to its parameters.
+    """
 
-    @property
-    def is_approximate(self) -> bool:
-        """As in `Implementation`."""
-
-    @property
-    def has_cache(self) -> bool:
-        """As in `Implementation`."""
-
-    @property
-    def has_pack(self) -> bool:
-        """Whether the module of the latest call maps canonical weights to its parameters, by a method `pack`."""
+    is_approximate: bool
+    has_cache: bool
+    has_pack: bool
 
     def unsupported(self, workload: Workload) -> str | None:
         """Return why a workload cannot be called, if that is known without a call, or None."""
@@ -165,22 +157,8 @@ class Here:
         self._modules: WeakKeyDictionary[Instance, tuple[nn.Module, Weights]] = WeakKeyDictionary()
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._numbers = itertools.count()
+        self.is_approximate, self.has_cache = implementation.is_approximate, implementation.has_cache
         self.has_pack = False
-
-    @property
-    def has_dropout(self) -> bool:
-        """As in `Implementation`."""
-        return self.implementation.has_dropout
-
-    @property
-    def is_approximate(self) -> bool:
-        """As in `Implementation`."""
-        return self.implementation.is_approximate
-
-    @property
-    def has_cache(self) -> bool:
-        """As in `Implementation`."""
-        return self.implementation.has_cache
 
     def unsupported(self, workload: Workload) -> str | None:
         """Return why the implementation does not support a workload, or None."""

@@ -9,7 +9,7 @@ candidate's weights are recovered from its outputs and described. Shapes as in t
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.backward_mistakes import backward_catalogue
-from attnbench.checking.calls import Caller, call_on
+from attnbench.checking.calls import Caller, call_on, caller_of
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.page_mistakes import page_mistakes
 from attnbench.checking.probes import VacuousError
@@ -37,6 +37,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.rules import ANOTHER_BATCH, POOLS
 from attnbench.checking.steps import Mistake
+from attnbench.contract import Implementation
 from attnbench.contract.pages import ZEROS
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, CheckVerdict
 from attnbench.workloads.batch import SAME
@@ -193,11 +194,14 @@ class Evidence:
         return True
 
 
-def explain(references: References, caller: Caller, wrong: Agreement) -> Agreement:
+def explain(
+    references: References, candidate: Implementation | Caller, wrong: Agreement, rejects: Collection[str] = ()
+) -> Agreement:
     """Add a diagnosis to the agreement of a wrong candidate, which is called again; its exceptions propagate.
 
-    Computing float64 inputs in float32 counts as a convention, not as a mistake.
+    Computing float64 inputs in float32 counts as a convention, not as a mistake, unless `rejects` contains it.
     """
+    caller = caller_of(candidate)
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
@@ -216,7 +220,7 @@ def explain(references: References, caller: Caller, wrong: Agreement) -> Agreeme
             if place and place.split(" only", 1)[1].strip(" .") not in explained.words:
                 explained = replace(explained, words=f"{place} {explained.words}")
         assert explained is not None
-        if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules:
+        if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules and FLOAT32 not in rejects:
             return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
         result = replace(explained, words=f"{explained.words} {describe(wrong)}")
     return msgspec.structs.replace(wrong, diagnosis=result.words, mistakes=result.names, step=result.step)

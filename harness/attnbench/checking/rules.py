@@ -952,8 +952,9 @@ def examine(
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's length.
 
-    `known` contains results at other workloads; new ones are added. A violation of a rule in `rejects` is never only
-    noted. Returns the results of the rules that apply; one note if an error prevented all; () if a VacuousError did.
+    `known` contains results at other workloads; new ones are added. A violation of a rule or convention in `rejects` is
+    never only noted. Returns the results of the rules that apply; one note if an error prevented all; () if a
+    VacuousError did.
     """
     whole, caller = asked.workload, caller_of(candidate)
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
@@ -974,12 +975,15 @@ def examine(
                 result = _result(tried_on, name)
                 known[(name, workload) if result is None else keys[name]] = result
         results = filter(None, map(known.get, keys.values()))
-        return tuple(
-            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in results
-        )
+        return tuple(_rejected(each) if {each.rule, each.convention} & {*rejects} else each for each in results)
     if reason is None or isinstance(reason, VacuousError):
         return ()
     return (RuleResult(rule=NO_RULE, holds=False, found=words(reason), is_noted=True),)
+
+
+def _rejected(result: RuleResult) -> RuleResult:
+    """Return a rule's result in which a violation is no longer a note or a convention."""
+    return msgspec.structs.replace(result, is_noted=False, convention="")
 
 
 def _result(candidate: Candidate, name: str) -> RuleResult | None:

@@ -5,7 +5,7 @@ process, and describes the forbidden changes. The module imports no other part o
 use it, too. Before the call `watch_call` fills free memory with NaN: an answer read from uninitialized memory is wrong.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -56,13 +56,13 @@ def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
 
 @contextmanager
 def watch_call(
-    given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call", inputs: Collection[Tensor] = ()
+    given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call"
 ) -> Iterator[dict[str, str]]:
     """Watch one call, named `name` in messages, which must not change the tensors `given`, the `mask` or a random seed.
 
     Yields a mapping from rules to descriptions of forbidden changes, which is filled in after the call. Before the
-    call, `poison` fills free memory with NaN, given `inputs` or, by default, `given`. After the call, a seed that it
-    has set is reset, and a mask that it has changed is restored. The call's exceptions propagate.
+    call, `poison` fills free memory with NaN. After the call, a seed that it has set is reset, and a mask that it has
+    changed is restored. The call's exceptions propagate.
     """
     faults = dict[str, str]()
     if mask is not None:
@@ -70,7 +70,7 @@ def watch_call(
         mask.restore()  # earlier changes are not this call's fault
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
     seeds = _seeds()
-    poison(inputs or given.values(), mask)
+    poison(given.values(), mask)
     try:
         yield faults
     finally:

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import typer
 
@@ -45,8 +44,7 @@ def check(
     is_watched: bool = False,
     is_invariance: bool = False,
     is_interpreted: bool = False,
-    empty_rows: Literal["any", "zero"] = "any",
-    hidden_nan: Literal["note", "reject"] = "note",
+    rejects: list[str] | None = None,
     report: Path | None = None,
     repro: Path | None = None,
     replay: Path | None = None,
@@ -61,8 +59,8 @@ def check(
             that it imports.
         is_invariance: Check only whether a query's answer is the same to the last bit in any batch, padding or chunk.
         is_interpreted (--interpret): Run kernels of Triton in its interpreter, without a GPU, and at small sizes.
-        empty_rows: zero: a query that sees no key must get 0; NaN, or the mean of the values, is a finding.
-        hidden_nan: reject: a NaN in a hidden key or value, as in an unused part of a cache, must not reach the output.
+        rejects (--reject NAME): Count as wrong what is otherwise a convention or a note: empty_rows, hidden_nan,
+            products, range, float32, sign, bias, minus_infinity, lost_nan, causal, heads, or all.
         report (FILE): Write the verdicts by device and dtype, with all versions, into FILE.md. By default these are on
             PyTorch's own attention: all SDPA backends, nn.MultiheadAttention, flex and compiled.
         repro (DIR): Write a script into DIR/NAME that shows the first wrong tensor of each implementation with torch
@@ -90,7 +88,7 @@ def check(
         goes_on=goes_on,
         is_invariance=is_invariance,
         is_interpreted=is_interpreted,
-        rejects=rejected(empty_rows=empty_rows, hidden_nan=hidden_nan),
+        rejects=rejected(rejects or ()),
         report=report,
         repro=repro,
         replay=replay,

@@ -84,6 +84,8 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
         say(f"{each.implementation}: {each.sentence}{worst}", STYLES[each.verdict])
         for convention in each.conventions:
             say(f"  except: {convention}", "yellow")
+        if each.conventions and not OUTPUT.is_quiet:
+            say("  (--reject NAME counts an exception as wrong: attnbench check --help)", "dim")
     for spec, reason in not_judged.items():
         say(f"{spec}: {CheckVerdict.not_judged}: {reason}", STYLES[CheckVerdict.not_judged])
     for each in judged:

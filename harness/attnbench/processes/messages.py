@@ -79,7 +79,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about an implementation on a workload that a check needs; for the fields see contract.Implementation."""
 
-    has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
     has_cache: bool = False

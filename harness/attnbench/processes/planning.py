@@ -15,7 +15,7 @@ from attnbench.processes.one_off_tasks import declared
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
-from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN
+from attnbench.storage.records import REJECTABLE
 from attnbench.workloads import huggingface, models
 from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -66,17 +66,15 @@ def condition_fields(text: str) -> dict[str, str]:
     return chosen
 
 
-def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
-    """Return the behaviours that a check rejects, as a value of `Plan.rejects`.
+def rejected(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the behaviours that a check rejects, as a value of `Plan.rejects`; "all" stands for all of REJECTABLE.
 
     Raises:
-        ValueError: `empty_rows` is not any or zero, or `hidden_nan` is not note or reject.
+        ValueError: there is no such behaviour.
     """
-    choices_of = {"empty_rows": ("any", "zero"), "hidden_nan": ("note", "reject")}
-    for name, value in (("empty_rows", empty_rows), ("hidden_nan", hidden_nan)):
-        if value not in (choices := choices_of[name]):
-            raise ValueError(f"{name}={value} is not allowed: it is one of {', '.join(choices)}")
-    return (EMPTY_ROWS,) * (empty_rows == "zero") + (HIDDEN_NAN,) * (hidden_nan == "reject")
+    given = [each.strip() for name in names for each in name.split(",")]
+    plugins.require_known("behaviour", given, [*REJECTABLE, "all"])
+    return tuple(dict.fromkeys(REJECTABLE.values() if "all" in given else map(REJECTABLE.__getitem__, given)))
 
 
 def build_plan(  # noqa: PLR0913 - a parameter for each choice

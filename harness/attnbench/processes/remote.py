@@ -147,8 +147,8 @@ class Remote:
         self._numbers: weakref.WeakKeyDictionary[Instance, tuple[int, Weights]] = weakref.WeakKeyDictionary()
         self._num_modules = 0
         self._forgotten: list[int] = []
-        self.has_dropout, self.has_cache = prepared.has_dropout, prepared.has_cache
-        self.is_approximate, self.has_pack = prepared.is_approximate, False
+        self.is_approximate, self.has_cache = prepared.is_approximate, prepared.has_cache
+        self.has_pack = False
 
     def unsupported(self, workload: Workload) -> str | None:
         """Return why a workload cannot be called, if that is known without a call, or None."""

@@ -109,7 +109,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unasked: tuple[str, ...] = ()  # ids of workloads measured only at the request of a search
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's interpreter runs its kernels on the CPU; they are only checked
-    rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
+    rejects: tuple[str, ...] = ()  # behaviours that a check rejects: values of REJECTABLE
 
     def __post_init__(self) -> None:
         """Reject values that are out of range or cannot be JSON, before anything is written.

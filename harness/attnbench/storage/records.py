@@ -144,8 +144,8 @@ def approximation_errors(agreement: "Agreement") -> dict[str, float]:
 
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
-"""Names of behaviours that a check may reject on request. EMPTY_ROWS: a query that sees no key has another output than
-0. HIDDEN_NAN: NaN in a hidden key or value reaches the output."""
+"""Names of rules. EMPTY_ROWS: a query that sees no key has another output than 0. HIDDEN_NAN: NaN in a hidden key or
+value reaches the output."""
 FLOAT32, RANGE, PRODUCTS = "float32", "range", "products"
 SIGN, BIAS, CAUSAL, ONE_MASK = "sign", "bias", "causal", "heads"
 MINUS_INFINITY, LOST_NAN = "minus_infinity", "lost_nan"
@@ -165,6 +165,11 @@ CONVENTIONS = {
     ONE_MASK: "if the mask differs between heads, some heads use another head's (SDPA uses each head's own)",
 }
 """Legitimate differences from SDPA's behaviour, in words, by their names in `Agreement.conventions`."""
+OF_EMPTY_ROWS = ("nan", "nan_gradient", "mean", "all")  # those that EMPTY_ROWS means
+REJECTABLE = {"empty_rows": EMPTY_ROWS, "hidden_nan": HIDDEN_NAN} | {
+    name: name for name in CONVENTIONS if name not in OF_EMPTY_ROWS
+}
+"""What `check --reject` counts as wrong: user's name -> a convention, or a rule."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):

@@ -417,7 +417,6 @@ class Worker:
             return Failed(status=Status.unsupported, message=NO_INFINITY)
         attempts.require_within_limit(workload, limit_s, candidate, self.heartbeat.beat)
         return messages.Prepared(
-            has_dropout=candidate.has_dropout,
             executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
             has_cache=candidate.has_cache,
