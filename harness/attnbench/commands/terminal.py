@@ -13,7 +13,7 @@ from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT
 from attnbench.console import say
 from attnbench.reports import cells, screen, summary
-from attnbench.storage.records import CheckVerdict, Record, Status
+from attnbench.storage.records import CheckVerdict, Record, Status, rejectable
 from attnbench.units import grouped, multiple, sanitize_line, text_lines
 
 NOT_ON_TERMINAL = {*summary.ON_PAGE_ALONE, "error", "notes"}
@@ -85,7 +85,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
         for convention in each.conventions:
             say(f"  except: {convention}", "yellow")
         if each.conventions and not OUTPUT.is_quiet:
-            say("  (--reject NAME counts an exception as wrong: attnbench check --help)", "dim")
+            say(f"  (--reject {','.join(rejectable(each.conventions))} counts this as wrong)", "dim")
     for spec, reason in not_judged.items():
         say(f"{spec}: {CheckVerdict.not_judged}: {reason}", STYLES[CheckVerdict.not_judged])
     for each in judged:

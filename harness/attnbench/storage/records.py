@@ -7,7 +7,7 @@ Samples are stored unprocessed; statistics are computed when a run is read. This
 import enum
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from statistics import median
 from typing import Annotated, Any
 
@@ -170,6 +170,12 @@ REJECTABLE = {"empty_rows": EMPTY_ROWS, "hidden_nan": HIDDEN_NAN} | {
     name: name for name in CONVENTIONS if name not in OF_EMPTY_ROWS
 }
 """What `check --reject` counts as wrong: user's name -> a convention, or a rule."""
+
+
+def rejectable(conventions: Collection[str]) -> list[str]:
+    """Return the names by which a user rejects some conventions, given in the words of CONVENTIONS."""
+    names = [name for name, words in CONVENTIONS.items() if words in conventions]
+    return list(dict.fromkeys("empty_rows" if name in OF_EMPTY_ROWS else name for name in names))
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
