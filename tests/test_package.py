@@ -107,6 +107,7 @@ def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
     assert "torch-tb-profiler==0.4.3" in extras["tensorboard"]  # retired: no later release is meant for us
     assert extras["all"] == ["attnbench[cluster,pytest,tensorboard,transformers]"]
     assert '"-e", ".[all]"' in (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    assert "pip install -c constraints.txt -e '.[all]'\n" in (ROOT / "README.md").read_text(encoding="utf-8")
     monkeypatch.setattr(options, "find_spec", lambda _: None)
     for words, extra in ((["tensorboard"], "tensorboard"), (["model", "."], "transformers")):
         done = CliRunner().invoke(app, words)
