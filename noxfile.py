@@ -66,11 +66,13 @@ def borrow(session: nox.Session, *groups: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, types, the direction of imports, and spelling.
+    """Check style, types, the direction of imports, and spelling, always of the whole project.
 
     The whole project is installed with the packages of its tests, torch included: without torch's types, mypy would
     treat every tensor and module as Any, and strictness would mean little in the files that matter most.
     """
+    if session.posargs:
+        session.error("lint checks the whole project: leave out what follows --, or run ruff on these files")
     borrow(session, "lint", "test")
     programs = nox.project.dependency_groups(GROUPS, "lint")
     session.install(*QUICKLY, "--ignore-installed", "--no-deps", *programs)  # borrowed packages have no programs here

@@ -1,8 +1,10 @@
 """Tools of lint: retired words are found in texts for readers alone, and numbers may only fall."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -130,3 +132,13 @@ def test_a_limit_is_lowered_and_never_raised(tmp_path):
     ratchet.renew([ratchet.Count("code in a", 5, 9, 1), ratchet.Count("code in b", 4, 2, 1)], limits)
     assert {name: each["limit"] for name, each in ratchet.load(limits)["code"].items()} == {"a": 5, "b": 2}
     assert not ratchet.Count("code in b", 4, 2, 1).is_fine
+
+
+def test_lint_refuses_files_which_it_would_ignore(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nox", MagicMock(session=lambda made: made))  # the tests need no nox
+    session = MagicMock(posargs=["harness/attnbench/units.py"])
+    session.error.side_effect = SystemExit
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "noxfile.py"))["lint"](session)
+    assert "leave out what follows --" in session.error.call_args.args[0]
+    assert not session.run.called
