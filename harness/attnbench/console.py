@@ -77,5 +77,6 @@ def described(progress: Progress) -> str:
     if progress.left_s is not None:
         minutes, seconds = divmod(round(progress.left_s), 60)
         parts.append(f"about {minutes}:{seconds:02d} left")
-    parts.append(" ".join(f"{number} {status}" for status, number in sorted(progress.counts.items())))
+    counts = " ".join(f"{number} {status}" for status, number in sorted(progress.counts.items()))
+    parts.append(f"cells: {counts}" if counts else "")
     return ", ".join(filter(None, [*parts, progress.cell]))

@@ -123,7 +123,7 @@ def test_a_terminal_of_80_columns_has_room_for_the_share_and_the_time_left():
     lines = re.split(r"[\r\n]+", shown)
     assert max(map(len, lines)) <= 80
     for stage in ("checking", "timing"):
-        assert any(re.match(rf"{stage} 40 %, about 3:20 left, 103 ok 2 timeout", line) for line in lines), lines
+        assert any(re.match(rf"{stage} 40 %, about 3:20 left, cells: 103 ok 2 timeout", line) for line in lines), lines
 
 
 def test_a_table_of_many_lengths_fits_80_columns(tmp_path, monkeypatch, capsys):

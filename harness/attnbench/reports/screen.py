@@ -205,6 +205,7 @@ def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
         parts.append(f"Not tried, over a limit: {'; '.join([*texts[:named], *more])}.")
     if absent := cells.absent_implementations(results):
         few = [sanitize_line(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
-        parts.append(f"Unsupported: {'; '.join(few) if len(few) <= most_named else f'{len(few)} (summary.md)'}.")
+        counted = f"{len(few)} implementation{'s' * (len(few) > 1)} (summary.md)"
+        parts.append(f"Unsupported: {'; '.join(few) if len(few) <= most_named else counted}.")
     whole = " ".join(parts)
     return [whole] if len(whole) <= WIDTH else parts
