@@ -42,9 +42,18 @@ def test_a_factor_says_how_much_faster_it_is(tmp_path, monkeypatch):
     found = journals.write(tmp_path, points, ("sdpa", "bmm", "fused", "chunked"))
     (factor,) = re.findall(r"Take (?:bmm|fused) on this shape \(([\d.]+)x faster than sdpa\)", advice(found))
     assert float(factor) == pytest.approx(2.0, rel=0.05)
+    assert re.search(r"\), or (bmm|fused): not slower by these times\.$", advice(found))  # which one it takes is chance
     (shape,) = answers.shapes(found)
     assert {each.name for each in shape.faster} == {"bmm", "fused"}
     assert [each.name for each in shape.having(Mark.slower)] == ["chunked"]
+
+
+def test_one_that_is_slower_than_the_choice_is_not_named_as_equal(tmp_path, monkeypatch):
+    speeds = {"sdpa": 3e-3, "bmm": 1e-3, "fused": 2e-3, "einsum": 1e-3}
+    times = {"time_of": lambda _, name: speeds[name]}
+    found = journals.write(tmp_path, journals.workloads(seq_len=(512,)), (*speeds,), **times)
+    said = r"Take (bmm|einsum) on this shape \(.*\), or (bmm|einsum): not slower by .*; 1 other beats sdpa, too\."
+    assert re.fullmatch(said, advice(found))
 
 
 def test_a_time_without_the_gathering_of_keys_is_no_faster_one(tmp_path, monkeypatch):

@@ -217,8 +217,11 @@ def _beaten(beaten: Sequence[Answer], rest: Sequence[Answer], base: str) -> list
     text = f"Take {choice} {where} ({gain} faster than {base})"
     if more := len(won) - len(part):
         text += f" and on {more} other shape{'s' * (more > 1)}"
-    if num_alike := len(wins) - 1:
-        text += f"; {num_alike} other{'s' * (num_alike > 1)} beat{'s' * (num_alike == 1)} {base}, too"
+    as_fast = set.intersection(*(_not_slower(cell, shape) for cell, shape in wins[choice]))
+    if alike := [name for name in wins if name in as_fast][:FEW]:
+        text += f", or {', '.join(alike)}: not slower by these times"
+    if num_others := len(wins) - 1 - len(alike):
+        text += f"; {num_others} other{'s' * (num_others > 1)} beat{'s' * (num_others == 1)} {base}, too"
     lines = [f"{text}."]
     if elsewhere := [shape for shape in others if shape.faster]:
         lines.append(f"Others are faster than {base} on {_named(elsewhere)}.")
@@ -226,6 +229,12 @@ def _beaten(beaten: Sequence[Answer], rest: Sequence[Answer], base: str) -> list
         is_all = len(kept) == len(rest) and not elsewhere
         lines.append(f"Keep {base} {'elsewhere' if is_all else f'on {len(kept)} of the others'}.")
     return lines
+
+
+def _not_slower(choice: Cell, shape: Answer) -> set[str]:
+    """Return the names of other faster cells of a shape whose interval of the ratio reaches the choice's interval."""
+    most = choice.ratio_ends[1] or 0.0
+    return {cell.name for cell in shape.faster if cell is not choice and (cell.ratio_ends[0] or math.inf) <= most}
 
 
 def _named(members: Sequence[Answer]) -> str:
