@@ -41,6 +41,12 @@ def test_settings_alone_are_exactly_what_is_run():
     assert of_a_sweep == build_plan(sweep="quick")
 
 
+def test_profile_takes_the_shape_that_run_takes_for_the_same_settings():
+    settings = {"seq_len": ["512"], "mask": ["causal"]}
+    profiled, run = (sweep.alone(sweep.load(name), settings, ("cpu",)) for name in ("profile", "quick"))
+    assert profiled == run
+
+
 def test_what_is_set_alone_is_on_the_accelerator_where_there_is_one():
     made = sweep.alone(sweep.load("check"), {"mask": ["causal"]}, ("cpu", "cuda"))
     assert [(w.device, w.direction) for w in made] == [("cuda", "forward_backward")]
