@@ -101,6 +101,14 @@ def test_a_few_undecided_comparisons_are_named(tmp_path):
     assert "Undecided: 4 of 4." in lines(many)
 
 
+def test_what_the_sweep_left_out_is_named_with_the_reason(tmp_path, monkeypatch):
+    found = journals.write(tmp_path, journals.workloads(seq_len=(512, 1024)), ("sdpa", "naive_loop"))
+    ids = tuple(each.id for each in found.plan.workloads[:1])
+    out = {"why_left_out": {"flex": "too long", "naive_loop": ""}, "left_out": {"naive_loop": ids}}
+    monkeypatch.setattr(type(found), "plan", msgspec.structs.replace(found.plan, **out))
+    assert any(line.endswith("Left out: flex (too long), naive_loop on 1 of 2 shapes.") for line in lines(found))
+
+
 def test_doubt_comes_before_verdicts_and_leaves_none(sweeps):
     load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
     shown = lines(dataclasses.replace(sweeps("quick"), system_load=load))

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from attnbench import plugins
+from attnbench.commands.run import why_left_out
 from attnbench.processes.planning import build_plan
 from attnbench.workloads import sweep
 
@@ -160,6 +161,13 @@ def test_what_a_sweep_leaves_out_takes_part_where_it_is_named(write):
     assert set(build_plan(sweep="quick").implementations) == everybody - {"flex"}
     assert set(build_plan(sweep="quick", implementations=["flex"]).implementations) == {"flex", "sdpa"}
     assert set(build_plan(sweep=write("[[grid]]\nseq_len = 4\n")).implementations) == everybody
+
+
+@pytest.mark.parametrize("name", ["quick", "full"])
+def test_a_sweep_of_run_says_why_it_leaves_something_out(name):
+    reasons = why_left_out(build_plan(sweep=name), name)
+    assert reasons.keys() == ({"flex", "naive_loop"} if name == "quick" else {"flex"})
+    assert all(reasons.values())
 
 
 def test_a_grid_leaves_out_what_no_other_grid_has_there(write):

@@ -27,6 +27,7 @@ MAY_DIFFER = {
     **dict.fromkeys(("budget_s", "seed"), 0),
     "digests": {},
     "left_out": {},
+    "why_left_out": {},
     "false_share": FALSE_SHARE,
 }
 """Fields in which the plans of joined runs may differ. `_common` replaces them by these values before it compares."""

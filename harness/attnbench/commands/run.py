@@ -14,6 +14,7 @@ from attnbench.reports import exit_status
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import HOSTS
 from attnbench.units import duration
+from attnbench.workloads.sweep import load
 
 OPTIONS = TimingOptions(sweep="quick")
 
@@ -52,7 +53,9 @@ def run(
         planned = options.plan(baseline=baseline)
         more = [*filter(None, map(str.strip, metrics.split(",")))]
         plugins.require_known("metric", more, plugins.plugs("attnbench.metrics", "METRIC"))
-        planned = structs.replace(planned, metrics=tuple(dict.fromkeys([*planned.metrics, *more])))
+        metrics_read = tuple(dict.fromkeys([*planned.metrics, *more]))
+        why = {} if options.named else why_left_out(planned, options.sweep)
+        planned = structs.replace(planned, metrics=metrics_read, why_left_out=why)
         if "/" in cluster and "://" not in cluster:
             planned, cluster = shard(planned, cluster), ""
         folder = new_folder(results, planned.sweep)
@@ -65,6 +68,12 @@ def run(
     end = exit_status.of_run(measured)
     running.print_report(measured, end, lambda: terminal.print_results(measured))
     finish(end, is_silent=True)
+
+
+def why_left_out(plan: Plan, sweep: str) -> dict[str, str]:
+    """Return the reason for each implementation that the sweep of a plan leaves out, by name; "" if it gives none."""
+    chosen = load(sweep)
+    return {name: chosen.why_left_out.get(name, "") for name in (*chosen.leave_out, *plan.left_out)}
 
 
 def shard(plan: Plan, text: str) -> Plan:

@@ -207,5 +207,6 @@ def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
         few = [sanitize_line(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
         counted = f"{len(few)} implementation{'s' * (len(few) > 1)} (summary.md)"
         parts.append(f"Unsupported: {'; '.join(few) if len(few) <= most_named else counted}.")
+    parts += [f"Left out: {text}."] if (text := summary.left_out(results)) else []
     whole = " ".join(parts)
     return [whole] if len(whole) <= WIDTH else parts

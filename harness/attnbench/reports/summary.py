@@ -187,11 +187,22 @@ def facts(results: Results) -> dict[str, str]:
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": sanitize_line("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
         or "none",
+        "left out by the sweep": left_out(results) or "none",
         "samples": f"{results.num_blocks} blocks in {visits} visits, {processes} process{'es' * (processes != 1)}, "
         f"caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
     }
+
+
+def left_out(results: Results) -> str:
+    """List the implementations that the sweep left out, on how many of the shapes, and why; "" if there are none."""
+    plan, parts, here = results.plan, list[str](), {arm.implementation for arm in results.plan.specs}
+    for name, why in plan.why_left_out.items():
+        number = sum(name not in here or each.id in plan.left_out.get(name, ()) for each in plan.asked)
+        where = f" on {number} of {len(plan.asked)} shapes" * (number < len(plan.asked))
+        parts += [f"{name}{where}{f' ({why})' * bool(why)}"] * bool(number)
+    return sanitize_line(", ".join(parts))
 
 
 def describe_environment(environment: Environment) -> dict[str, str]:

@@ -104,6 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own
     # by the name of an implementation: ids of the workloads in which it takes no part
     left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    why_left_out: dict[str, str] = {}  # by the name of each implementation that the sweep leaves out; "": no reason
     model: str = ""  # name of the model that defines the workloads; "": none
     stages: tuple[str, ...] = ()  # names, in any order; empty: those passed to `execute` (processes/execution.py)
     unasked: tuple[str, ...] = ()  # ids of workloads measured only at the request of a search

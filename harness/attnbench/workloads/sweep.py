@@ -42,6 +42,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     implementations: tuple[str, ...] = ()  # empty: all
     baseline: str = "sdpa"  # the implementation that others are compared with
     leave_out: tuple[str, ...] = ()  # implementations that take part only if the user names them
+    why_left_out: dict[str, str] = {}  # by the name of an implementation in a `leave_out`: the reason in a few words
     allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
     of_pages: str = ""  # name of another sweep for implementations that read pages, if this one has no pages
