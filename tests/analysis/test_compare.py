@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.analysis import comparisons as compared
 from attnbench.analysis.comparisons import Comparison, comparisons, doubts, paired_times, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
 from attnbench.reports import summary
@@ -94,6 +95,14 @@ def test_a_run_ends_by_saying_what_is_open_and_what_would_show(tmp_path: Path) -
     assert summary.decided(found) == "1 of 2 comparisons decided"
     cells = {row["implementation"]: row.texts["verdict"] for row in tables.every(found)}
     assert re.fullmatch(r"undecided \(\d+(\.\d+)? % would show\), same kernel", cells["near"]), cells
+
+
+@pytest.mark.parametrize(("num_threads", "end"), [(0, "too long: try --set num_threads=1."), (1, "too long.")])
+def test_threads_that_waited_name_one_thread_as_the_way_out(num_threads, end, tmp_path, monkeypatch):
+    found = journals.write(tmp_path, journals.workloads(num_threads=(num_threads,)), ("sdpa", "fused"))
+    monkeypatch.setattr(compared, "waiting", lambda results: dict.fromkeys([each.key for each in results.records], 0.6))
+    monkeypatch.setattr(compared, "MOST_WAITING", 0.25)
+    assert doubts(found)[0].endswith(end)
 
 
 def test_a_doubt_is_said_before_any_verdict_once_for_each_implementation(tmp_path):

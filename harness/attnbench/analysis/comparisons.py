@@ -263,7 +263,8 @@ def session_doubts(results: Results) -> list[Warned]:
         lines.append(busy)
     if waits and (share := statistics.mean(waits.values())) > MOST_WAITING:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
-        text = f"Other work kept the processors busy: {kept}. Times are too long."
+        hint = ": try --set num_threads=1" * any(each.num_threads != 1 for each in results.plan.workloads)
+        text = f"Other work kept the processors busy: {kept}. Times are too long{hint}."
         lines.append(Warn.waiting_threads.says(text))
     if results.num_discarded > MANY * results.num_blocks:
         counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"

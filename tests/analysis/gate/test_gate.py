@@ -224,6 +224,8 @@ def test_noise_that_hides_everything_is_no_pass(base: Results, tmp_path: Path, m
     decision = judge(base, candidate)
     assert decision.outcome is Outcome.inconclusive
     assert "0 of 4 times could be judged" in decision.words
+    options = "--rounds 8 --conditions steady --set num_threads=1"
+    assert decision.words.endswith(f": run both again with {options}, or on a quieter machine")
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
 
 

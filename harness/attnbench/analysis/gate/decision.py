@@ -85,7 +85,7 @@ def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     elif pair.doubtful:
         outcome, words = Outcome.inconclusive, pair.doubtful[0]
     else:
-        outcome, words = _without_findings(rulings)
+        outcome, words = _without_findings(rulings, pair.way_out)
     doubtful = [line for line in pair.doubtful if line not in pair.invalid]
     measured = [one for match in pair.matches for record in match.records for one in record.measurements]
     metrics = {one.metric for one in measured if not one.metric.startswith((LATENCY, FIRST_CALL))}
@@ -101,7 +101,7 @@ def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     )
 
 
-def _without_findings(rulings: Sequence[Ruling]) -> tuple[Outcome, str]:
+def _without_findings(rulings: Sequence[Ruling], way_out: str) -> tuple[Outcome, str]:
     statuses = [one for one in rulings if one.metric == STATUS]
     if not any(one.base == one.candidate == Status.ok for one in statuses):
         return Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides"
@@ -109,11 +109,11 @@ def _without_findings(rulings: Sequence[Ruling]) -> tuple[Outcome, str]:
     num_judged = sum(one.outcome is not Outcome.inconclusive for one in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
     if refused := sum(one.reason is Reason.threshold for one in timed):
-        return Outcome.inconclusive, f"{refused} times cannot be judged against their thresholds; {words}"
+        return Outcome.inconclusive, f"{refused} times cannot be judged against their thresholds; {words}: {way_out}"
     if untried := sum(one.kind is Kind.undecided for one in statuses):
         return Outcome.inconclusive, f"{untried} cells that were ok before were skipped by a prediction; {words}"
     if num_judged < JUDGED_SHARE * len(timed):
-        return Outcome.inconclusive, f"{words}, fewer than {100 * JUDGED_SHARE:g} %"
+        return Outcome.inconclusive, f"{words}, fewer than {100 * JUDGED_SHARE:g} %: {way_out}"
     if any(one.outcome is Outcome.improved for one in rulings):
         return Outcome.improved, f"nothing got worse, something got better; {words}"
     return Outcome.passed, f"nothing got worse; {words}"
@@ -133,6 +133,7 @@ def _of_sides(results: Results) -> Pair:
         invalid=invalid_reasons(results),
         doubtful=doubts(results),
         is_cut_short=results.elapsed_s is None,
+        way_out=f"run it again {_with_less_noise(results)}",
     )
 
 
@@ -175,6 +176,7 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         invalid=[f"{name}: {line}" for name, results in both.items() for line in invalid_reasons(results)],
         doubtful=doubtful,
         is_cut_short=any(results.elapsed_s is None for results in both.values()),
+        way_out=f"run both again {_with_less_noise(candidate)}",
     )
 
 
@@ -215,6 +217,14 @@ def invalid_reasons(results: Results) -> list[str]:
     if results.num_lost:
         reasons.append(f"it is the rest of a damaged run, in {LOST.format(results.num_lost)}")
     return [*reasons, *(doubts(results) if is_doubtful(results) else ())]
+
+
+def _with_less_noise(results: Results) -> str:
+    """Say by which options a run has less noise; options that it had are left out."""
+    plan = results.plan
+    options = [f"--rounds {2 * plan.num_rounds}", *["--conditions steady"] * (plan.allocator == "system")]
+    options += ["--set num_threads=1"] * any(each.num_threads != 1 for each in plan.workloads)
+    return f"with {' '.join(options)}, or on a quieter machine"
 
 
 def _method(results: Results) -> str:

@@ -40,6 +40,7 @@ class Pair:
     invalid: Sequence[str] = ()  # reasons why no time counts
     doubtful: Sequence[str] = ()  # reasons to distrust some times
     is_cut_short: bool = False
+    way_out: str = ""  # advice if too few times can be judged: what to run again, and how
 
 
 def is_timed(match: Match) -> bool:
