@@ -138,9 +138,15 @@ def test_a_decided_comparison_passes_or_fails(suite, name, ends, chosen):
 def test_an_undecided_comparison_warns_skips_or_fails_and_is_always_listed(suite, chosen, ends, name, reason):
     done = suite(REQUIRED.format(chosen=chosen), name, "-rs")
     done.assert_outcomes(**ends)
-    sentence = f"fused on T=128: *x * than sdpa*, undecided: {reason}"
+    sentence = f"fused on T=128: *x * than sdpa*, undecided: {reason}*"
     done.stdout.fnmatch_lines([f"*= attnbench: 1 {UNDECIDED} =*", f"*::test_speed: {sentence}"])
     assert done.stdout.str().count(f", undecided: {reason}") >= 2  # as a warning or a reason, too
+
+
+def test_an_undecided_comparison_names_the_budget_that_may_decide_it(tmp_path):
+    points = journals.workloads(seq_len=(512,))
+    found = attnbench.api.outcome(journals.write(tmp_path / "run", points, ("sdpa", "fused"), num_epochs=3))  # 119 s
+    assert found.undecided[0].endswith("undecided: too few processes; a budget of 159 s (4 processes) may decide it")
 
 
 @pytest.mark.parametrize("arguments", [(), ("-q", "-p", "xdist", "-n1")])

@@ -10,6 +10,7 @@ measuring processes.
 """
 
 import base64
+import math
 import os
 import sys
 import tempfile
@@ -128,8 +129,17 @@ class Outcome:
 
     @property
     def undecided(self) -> list[str]:
-        """A sentence for each undecided comparison, with its ratio, its interval, and why it is undecided."""
-        return [f"{self._sentence(each)}, undecided: {each.reason}" for each in self.comparisons if each.reason]
+        """A sentence for each undecided comparison: ratio, interval, why it is undecided, and a budget that may do."""
+        open_ = [each for each in self.comparisons if each.reason]
+        return [f"{self._sentence(each)}, undecided: {each.reason}{self._budget(each)}" for each in open_]
+
+    def _budget(self, compared: Comparison) -> str:
+        """Estimate from the processes so far the budget that would decide a comparison; "" if that is unknown."""
+        number, so_far_s = compared.num_needed, self.results.elapsed_s
+        if number is None or so_far_s is None:
+            return ""
+        needed_s = math.ceil(so_far_s * number / compared.effect.num_measured)
+        return f"; a budget of {needed_s} s ({number} processes) may decide it"
 
     def require_not_slower(self, undecided: Callable[[str], object] = warnings.warn) -> None:
         """Raise an error if an implementation is slower than the baseline on a workload, or was not compared on it.

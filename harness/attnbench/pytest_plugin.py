@@ -1,7 +1,7 @@
 """The pytest fixture `attention_bench`, which checks and times attention inside your own test suite.
 
     def test_mine_is_no_slower(attention_bench):
-        found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
+        found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal", budget_s=30.0)
         found.require_not_slower()
 
 The end of pytest's output lists each undecided comparison, whatever the test asserts.
@@ -144,7 +144,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for line in lines:
             terminalreporter.line(line)
         terminalreporter.line(
-            "A larger budget_s, a larger false_share for a few tests, or a quiet machine may decide them."
+            "A larger budget_s, a larger false_share for few tests, num_threads=1, or a quiet machine may decide them."
         )
 
 

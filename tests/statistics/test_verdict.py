@@ -12,6 +12,7 @@ from attnbench.statistics.verdict import (
     Effect,
     Reason,
     between_runs,
+    doubted,
     effect,
     half_widths,
     holm_level,
@@ -85,6 +86,23 @@ def test_too_few_processes_have_no_interval() -> None:
     assert judged.reason is Reason.few_processes
     assert judged.low is judged.high is judged.detectable is judged.half_width is None
     assert judged.ratio == pytest.approx(math.exp(0.5))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "needed"),
+    [
+        ([0.5, 0.5], 4),  # an unknown spread
+        (four(0.06, 0.04), 8),
+        (four(0.06, 0.1), 32),
+        (four(0.06, 0.4), None),  # not even 64 would
+        (four(0.5), None),  # it is decided
+    ],
+)
+def test_the_processes_that_would_decide_are_those_of_a_look(numbers, needed) -> None:
+    (judged,) = judge({0: effect(numbers)}, 0.02).values()
+    assert judged.num_needed == needed
+    (doubtful,) = doubted({0: judged}).values()
+    assert doubtful.num_needed == needed
 
 
 def test_one_process_decides_nothing_below_its_layout() -> None:

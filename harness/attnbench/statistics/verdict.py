@@ -252,6 +252,25 @@ class Judgement:
         return self.verdict is Verdict.undecided and self.effect.num_measured < LOOKS[-1]
 
     @property
+    def num_needed(self) -> int | None:
+        """Fewest processes at a later look that would decide an undecided comparison if its numbers spread as so far.
+
+        It ignores `is_doubtful`. Before the first look the spread is unknown, and the result is FEWEST_PROCESSES. None
+        if the last look would not decide it either, or if `is_doubtful` alone keeps it undecided.
+        """
+        seen = self.effect
+        if seen.error is None:
+            return FEWEST_PROCESSES
+        if replace(self, is_doubtful=False).verdict is not Verdict.undecided:
+            return None
+        for look in (look for look in LOOKS if look > seen.num_measured):
+            error = seen.error * math.sqrt(seen.num_processes / look)
+            later = replace(seen, error=error, degrees=look - 1.0, num_processes=look)
+            if replace(self, effect=later, is_doubtful=False).verdict is not Verdict.undecided:
+                return look
+        return None
+
+    @property
     def detectable(self) -> float | None:
         """The smallest relative slowdown detected with a probability of 80 %; None with too few processes.
 
