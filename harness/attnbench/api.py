@@ -129,7 +129,7 @@ class Outcome:
 
     @property
     def undecided(self) -> list[str]:
-        """A sentence for each undecided comparison: ratio, interval, why it is undecided, and a budget that may do."""
+        """A sentence for each undecided comparison: ratio, interval, reason, and the budget that may decide it."""
         open_ = [each for each in self.comparisons if each.reason]
         return [f"{self._sentence(each)}, undecided: {each.reason}{self._budget(each)}" for each in open_]
 
