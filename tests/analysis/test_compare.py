@@ -97,7 +97,7 @@ def test_a_run_ends_by_saying_what_is_open_and_what_would_show(tmp_path: Path) -
     assert re.fullmatch(r"undecided \(\d+(\.\d+)? % would show\), same kernel", cells["near"]), cells
 
 
-@pytest.mark.parametrize(("num_threads", "end"), [(0, "too long: try --set num_threads=1."), (1, "too long.")])
+@pytest.mark.parametrize(("num_threads", "end"), [(0, "try --set num_threads=1."), (1, "try a quieter machine.")])
 def test_threads_that_waited_name_one_thread_as_the_way_out(num_threads, end, tmp_path, monkeypatch):
     found = journals.write(tmp_path, journals.workloads(num_threads=(num_threads,)), ("sdpa", "fused"))
     monkeypatch.setattr(compared, "waiting", lambda results: dict.fromkeys([each.key for each in results.records], 0.6))

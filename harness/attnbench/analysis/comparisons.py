@@ -263,8 +263,9 @@ def session_doubts(results: Results) -> list[Warned]:
         lines.append(busy)
     if waits and (share := statistics.mean(waits.values())) > MOST_WAITING:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
-        hint = ": try --set num_threads=1" * any(each.num_threads != 1 for each in results.plan.workloads)
-        text = f"Other work kept the processors busy: {kept}. Times are too long{hint}."
+        has_more = any(each.num_threads != 1 for each in results.plan.workloads)
+        way_out = "--set num_threads=1" if has_more else "a quieter machine"
+        text = f"Other work kept the processors busy: {kept}. Times are too long: try {way_out}."
         lines.append(Warn.waiting_threads.says(text))
     if results.num_discarded > MANY * results.num_blocks:
         counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"

@@ -222,9 +222,9 @@ def invalid_reasons(results: Results) -> list[str]:
 def _with_less_noise(results: Results) -> str:
     """Say by which options a run has less noise; options that it had are left out."""
     plan = results.plan
-    options = [f"--rounds {2 * plan.num_rounds}", *["--conditions steady"] * (plan.allocator == "system")]
-    options += ["--set num_threads=1"] * any(each.num_threads != 1 for each in plan.workloads)
-    return f"with {' '.join(options)}, or on a quieter machine"
+    options = f"--rounds {2 * plan.num_rounds}" + " --conditions steady" * (plan.allocator == "system")
+    options += " --set num_threads=1" * any(each.num_threads != 1 for each in plan.workloads)
+    return f"with {options}, or on a quieter machine"
 
 
 def _method(results: Results) -> str:
