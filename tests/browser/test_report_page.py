@@ -163,6 +163,49 @@ def test_columns_can_be_chosen_and_the_text_searched(page):
     assert set(page.run(NAMES)) == {"naive_loop"}
 
 
+LEGEND = "[...document.querySelectorAll('#chart svg .role-legend-label text')].map((each) => each.textContent)"
+SIDEWAYS = "[...document.querySelectorAll('.wide')].map((each) => each.scrollWidth > each.clientWidth + 1)"
+HINTS = "[...document.querySelectorAll('.hint')].map((each) => !each.hidden)"
+
+
+def test_the_legend_has_the_drawn_verdicts_and_each_panel_an_axis(page):
+    assert set(page.run(LEGEND)) == {"baseline", "equal", "slower"}
+    panels = page.run("document.querySelectorAll('#chart svg .role-scope.cell > g').length")
+    axes = "[...document.querySelectorAll('#chart svg .role-axis-title text')].map((each) => each.textContent)"
+    assert panels == 12
+    assert page.run(axes) == ["time / baseline's time, below 1 is faster"] * panels
+    choose(page, "seq len", "512")
+    choose(page, "mask", "causal")
+    choose(page, "scope", "module")
+    page.wait("document.querySelectorAll('#chart svg .role-scope.cell > g').length <= 1")
+    assert page.run("document.querySelector('#chart svg').clientWidth") > 900  # one panel has the whole width
+
+
+def test_no_two_implementations_of_the_lines_share_colour_and_shape(page):
+    choose(page, "Show", "lines")
+    page.wait(f"{LEGEND}.includes('sdpa')")
+    symbols = "[...document.querySelectorAll('#chart svg .role-legend-symbol path')]"
+    found = page.run(f"{symbols}.map((each) => each.getAttribute('d') + each.getAttribute('fill'))")
+    shapes = page.run(f"{symbols}.map((each) => each.getAttribute('d'))")
+    assert len(set(found)) == len(found) > 8
+    assert len(set(shapes)) == 6  # so that colour is not the only clue
+
+
+def test_a_table_that_goes_on_says_so_and_keeps_the_names_of_its_rows(page, tmp_path):
+    assert page.run(HINTS) == page.run(SIDEWAYS)
+    file = tmp_path / "quick.html"
+    file.write_text(summary.html_page(read(QUICK)), encoding="utf-8")
+    page.resize(900, 900)
+    load(page, file)
+    assert page.run(HINTS)[0] is page.run(SIDEWAYS)[0] is True
+    page.run("document.querySelector('.wide').scrollLeft = 500")
+    box = "document.querySelector('{}').getBoundingClientRect().left"
+    assert page.run(box.format(".cards tbody th")) == pytest.approx(page.run(box.format(".wide")), abs=2)
+    page.resize(PHONE, 844)
+    page.wait(f"!{HINTS}.some(Boolean)")
+    assert not any(page.run(SIDEWAYS))  # a row is a card there
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, PHONE])
 def test_the_page_of_the_gallery_is_as_wide_as_its_screen(page, tmp_path, width, scheme):
@@ -211,6 +254,8 @@ def test_paper_has_the_answer_and_the_table_and_no_controls(page):
     shown = ("#answer", "#chart", "#table", "#controls", "details")
     assert [what for what in shown if page.run(visible.format(what))] == ["#answer", "#chart", "#table"]
     assert page.run("document.documentElement.scrollWidth") <= PRINTED[0] * 96
+    assert page.run("document.querySelector('#chart svg').getBoundingClientRect().right") <= PRINTED[0] * 96
+    assert page.run("document.querySelector('.cards tr').getBoundingClientRect().bottom") < PRINTED[1] * 96
     picture(page, "print")
     page.ask("Emulation.setEmulatedMedia", media="")
 

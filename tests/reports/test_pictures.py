@@ -49,8 +49,8 @@ def test_each_is_a_whole_svg_and_a_png(name: str, pictures: dict[str, Picture], 
 def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, Picture]) -> None:
     picture = pictures[name]
     assert "naive_loop at 2048 (timeout (predicted))" in picture.caption
-    assert "sdpa_math at 2048 (crashed)" in picture.caption
-    assert "torch_mha at 128, 2048 (unsupported)" in picture.caption
+    assert 'sdpa_math at 2048 in "causal", "causal module" (crashed)' in picture.caption
+    assert 'torch_mha at 128, 2048 in "no mask", "causal" (unsupported)' in picture.caption  # and drawn in others
 
 
 def test_ratios_beyond_the_plot_are_at_its_edge_with_their_numbers_and_on_no_line(
@@ -65,6 +65,7 @@ def test_ratios_beyond_the_plot_are_at_its_edge_with_their_numbers_and_on_no_lin
     texts = [text.get_text() for text in axes.texts]
     assert [float(text.removeprefix("↑")) for text in texts] == pytest.approx([29.2, 38.5], rel=0.05)
     assert "mark ratios beyond the plot" in picture.caption
+    assert "A bar that reaches the plot's edge ends beyond it." in picture.caption
 
 
 def test_a_picture_of_sound_times_has_no_caveat_and_others_have_one_in_the_title(tmp_path: Path) -> None:

@@ -185,6 +185,18 @@ class TestPage:
         assert loaded.startswith("data:image/png;base64,")
         assert '<img alt="Time per call against length' in text
 
+    def test_options_and_names_are_broken_only_where_they_may_be(
+        self, results: Results, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def troubles(_: Results) -> list[str]:
+            return ["Give --budget 40, or <b>fewer</b> shapes."]
+
+        monkeypatch.setattr(summary, "troubles", troubles)
+        text = summary.html_page(results)
+        assert 'Give <span class="whole">--budget</span> 40, or &lt;b&gt;fewer&lt;/b&gt; shapes.' in text
+        assert '<th scope="col">sdpa_<wbr>flash</th>' in text
+        assert "FLOP/s: useful FLOPs" in text
+
     def test_the_answer_is_a_table_with_a_row_for_each_shape(self, results: Results, page: str) -> None:
         (table,) = re.findall(r'<table class="cards">.*?</table>', page, re.DOTALL)
         assert table.count('<th scope="row">') == len(POINTS)

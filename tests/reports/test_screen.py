@@ -10,6 +10,7 @@ import pytest
 
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.reports import answers, summary
+from attnbench.reports.cells import Cell
 from attnbench.reports.screen import HEIGHT, WIDTH, screen
 from attnbench.units import sanitize_line
 from tests import journals
@@ -107,6 +108,20 @@ def test_what_the_sweep_left_out_is_named_with_the_reason(tmp_path, monkeypatch)
     out = {"why_left_out": {"flex": "too long", "naive_loop": ""}, "left_out": {"naive_loop": ids}}
     monkeypatch.setattr(type(found), "plan", msgspec.structs.replace(found.plan, **out))
     assert any(line.endswith("Left out: flex (too long), naive_loop on 1 of 2 shapes.") for line in lines(found))
+
+
+def test_a_text_that_is_cut_says_so_and_nothing_measured_takes_no_column(sweeps, monkeypatch):
+    """A warning once ended within a sentence, and a column of memory had only dashes."""
+    found = sweeps("quick")
+    texts = ["A short warning.", "word " * 40, "Never seen."]
+    monkeypatch.setattr(summary, "troubles", lambda _: texts)
+    shown = lines(found)
+    place = shown.index("A short warning.")
+    assert shown[place + 2].endswith(" ...")
+    assert shown[place + 3] == "More warnings: summary.md"
+    assert "MiB" in "\n".join(shown)
+    monkeypatch.setattr(Cell, "peak_bytes", None)
+    assert "memory" not in "\n".join(lines(found)).lower()
 
 
 def test_doubt_comes_before_verdicts_and_leaves_none(sweeps):

@@ -379,11 +379,12 @@ def names(members: Sequence[Answer]) -> list[str]:
 
 
 def table(members: Sequence[Answer]) -> list[dict[str, str]]:
-    """Return rows of a table, one for each shape: the fastest implementation, and the time of every implementation."""
+    """Return rows of a table, one for each shape: the fastest implementation, or why there is none, and all times."""
     every, rows = names(members), list[dict[str, str]]()
     for shape in members:
         fastest = next((cell for cell in shape.cells if shape.text_of(cell.name).endswith("*")), None)
-        text = MISSING if fastest is None else sanitize_line(fastest.name, 24)
+        reason = next((str(mark) for mark in (Mark.doubtful, Mark.undecided) if shape.having(mark)), MISSING)
+        text = reason if fastest is None else sanitize_line(fastest.name, 24)
         if fastest is not None and fastest is not shape.base:
             text += f" ({fastest.speedup:.2f}x)"
         times = {sanitize_line(name, 24): shape.text_of(name).strip() for name in every}

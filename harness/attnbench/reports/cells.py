@@ -235,7 +235,7 @@ def columns(results: Results) -> list[Column]:
 def legend(shown_columns: Iterable[Column]) -> str:
     """Explain the columns, with one sentence for each column that has an explanation."""
     explained = [column for column in shown_columns if column.explanation]
-    return " ".join(f"{column.heading.capitalize()}: {column.explanation}." for column in explained)
+    return " ".join(f"{column.heading[:1].upper()}{column.heading[1:]}: {column.explanation}." for column in explained)
 
 
 def status(cell: Cell) -> str:
@@ -322,7 +322,8 @@ FIRST = (
     Column(
         heading="verdict",
         text=verdict,
-        explanation="the time relative to the baseline's in the same blocks; in brackets the interval of the factor",
+        explanation="the time relative to the baseline's in the same blocks; in brackets the interval of the factor "
+        "or, if undecided, the smallest difference that would show",
         number=lambda cell: cell.ratio,
     ),
     Column(

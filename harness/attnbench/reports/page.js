@@ -5,10 +5,16 @@ const $ = (id) => document.getElementById(id);
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 const PAGE = 100;
 const MOST_PANELS = 12;
-const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]; // for names of one colour
+const SMALL = 11; // pixels of the smallest text of a chart
+const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]; // of implementations
 const RING = "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0";
+// Colour and shape of each verdict, in the order of the legend.
+const LOOKS = {
+  faster: ["#3b8fd4", "triangle-left"], equal: ["soft", "square"], slower: ["#dd6b20", "triangle-right"],
+  undecided: ["soft", RING], doubtful: ["soft", "cross"], baseline: ["ink", "circle"], right: ["soft", "diamond"],
+};
 const METRICS = {
-  ratio: { title: "ratio to the baseline", column: "verdict" },
+  ratio: { title: "time / baseline's time, below 1 is faster", column: "verdict" },
   time: { title: "time per call in seconds", column: "time per call" },
   memory: { title: "peak memory in bytes", column: "peak memory" },
   error: { title: "error / tolerance", column: "error" },
@@ -129,7 +135,7 @@ function table(rows) {
     const line = make("tr", { class: row.kind });
     for (const place of shown) {
       const tag = data.columns[place].heading === "implementation" ? "th" : "td";
-      line.append(make(tag, { scope: tag === "th" && "row", class: data.columns[place].heading.replaceAll(" ", "-") + (data.columns[place].heading === "verdict" ? " is-" + row.verdict : "") }, row.text[place]));
+      line.append(make(tag, { scope: tag === "th" && "row", "data-heading": data.columns[place].heading, class: data.columns[place].heading.replaceAll(" ", "-") + (data.columns[place].heading === "verdict" ? " is-" + row.verdict : "") }, row.text[place]));
     }
     body.append(line);
   }
@@ -163,16 +169,17 @@ function spec(rows, ink, soft) {
   }));
   $("left-out").textContent = panels.length > MOST_PANELS && state.view === "dots" ? `The first ${MOST_PANELS} of ${panels.length} shapes are drawn: filter to see others.` : "";
   const order = implementations;
-  const twins = (name, place) => order.slice(0, place).filter((other) => data.colours[other] === data.colours[name]).length;
+  const forms = markers(order);
   const tooltip = ["implementation", "group", "length", "time", "compared", "memory"].map((field) => ({ field, type: "nominal" }));
-  const verdicts = { domain: ["faster", "equal", "slower", "undecided", "doubtful", "baseline", "right"], range: ["#3b8fd4", soft, "#dd6b20", soft, soft, ink, soft] };
-  const shapes = { domain: verdicts.domain, range: ["triangle-left", "square", "triangle-right", RING, RING, "circle", "circle"] };
+  const present = Object.keys(LOOKS).filter((name) => points.some((point) => point.verdict === name));
+  const verdicts = { domain: present, range: present.map((name) => ({ ink, soft })[LOOKS[name][0]] ?? LOOKS[name][0]) };
+  const shapes = { domain: present, range: present.map((name) => LOOKS[name][1]) };
   const width = Math.max(160, $("chart").clientWidth - 40);
-  const top = { orient: "top", columns: width < 600 ? 3 : 6 };
+  const top = { orient: "top", columns: width < 600 ? 3 : present.length };
   const color = state.view === "lines"
     ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => readable(data.colours[name], darkness.matches)) } }
     : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: top };
-  const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170 }, header: { labelColor: ink, title: null, labelLimit: 330 }, legend: { labelColor: ink, titleColor: ink, labelLimit: 150 } };
+  const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170, labelFontSize: SMALL, titleFontSize: SMALL, titleFontWeight: "normal" }, header: { labelColor: ink, title: null, labelLimit: 330, labelFontSize: SMALL + 1 }, legend: { labelColor: ink, titleColor: ink, labelLimit: 150, labelFontSize: SMALL } };
   const x = { field: "value", type: "quantitative", scale, title: metric.title, axis: { format: "~s", tickCount: 5 } };
   if (state.view === "lines") {
     const y = { ...x };
@@ -181,19 +188,31 @@ function spec(rows, ink, soft) {
         encoding: { x: { field: "length", type: "quantitative", scale: { type: "log", base: 2 }, title: "length" }, y, color, detail: { field: "group" } } },
       { mark: { type: "rule", strokeWidth: 1.5, opacity: 0.7 }, encoding: { x: { field: "length", type: "quantitative" }, y: { ...y, field: "low" }, y2: { field: "high" }, color } },
       { mark: { type: "point", filled: true, size: 55 }, encoding: { x: { field: "length", type: "quantitative" }, y, color, tooltip,
-        shape: { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name, place) => SHAPES[twins(name, place) % SHAPES.length]) } } } },
+        shape: { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => forms[name]) } } } },
     ] };
   }
-  const columns = Math.max(1, Math.min(3, Math.floor(width / 300)));
+  const columns = Math.max(1, Math.min(3, few.size, Math.floor(width / 300)));
   const y = { field: "implementation", type: "nominal", sort: order, title: null };
   const shape = { field: "verdict", type: "nominal", title: null, scale: shapes, legend: top };
+  const wide = Math.max(120, Math.floor((width - 190) / columns) - 24);
+  if (wide < 260) x.title = metric.title.split(/(?<=,) /); // in lines
   const layers = [
     { mark: { type: "rule", strokeWidth: 2 }, encoding: { x: { ...x, field: "low" }, x2: { field: "high" }, y, color } },
     { mark: { type: "point", filled: true, size: 70, opacity: 1 }, encoding: { x, y, color, tooltip, shape } },
   ];
   if (state.metric === "ratio") layers.unshift({ mark: { type: "rule", color: soft }, encoding: { x: { datum: 1 } } });
-  return { config, data: { values: points }, columns, facet: { field: "panel", type: "nominal", sort: panels },
-    spec: { width: Math.max(120, Math.floor((width - 190) / columns) - 24), height: { step: 17 }, layer: layers } };
+  return { config, data: { values: points }, columns, resolve: { axis: { x: "independent" } }, facet: { field: "panel", type: "nominal", sort: panels },
+    spec: { width: wide, height: { step: 17 }, layer: layers } };
+}
+// The shape of each implementation: neighbours in the order differ, and no two of one colour share a shape if possible.
+function markers(order) {
+  const found = {};
+  order.forEach((name, place) => {
+    const taken = order.slice(0, place).filter((other) => data.colours[other] === data.colours[name]).map((other) => found[other]);
+    const from = SHAPES.map((_, step) => SHAPES[(place + step) % SHAPES.length]);
+    found[name] = from.find((shape) => !taken.includes(shape)) ?? from[0];
+  });
+  return found;
 }
 let drawing = 0;
 async function chart(rows) {
@@ -207,6 +226,11 @@ async function chart(rows) {
   $("chart").setAttribute("aria-label", `${METRICS[state.metric].title} of ${rows.length} cells; the table below has the same numbers`);
 }
 
+// Say that a table goes on where it is wider than its box.
+function hints() {
+  for (const hint of document.querySelectorAll(".hint")) hint.hidden = hint.nextElementSibling.scrollWidth <= hint.nextElementSibling.clientWidth + 1;
+}
+
 function show() {
   const rows = data.rows.filter(isShown);
   const focused = document.activeElement?.closest("#explore label, #explore th");
@@ -215,12 +239,13 @@ function show() {
   table(rows);
   const again = focused && [...document.querySelectorAll("#explore " + focused.tagName)].find((each) => each.textContent === focused.textContent);
   again?.querySelector("select, input, button")?.focus(); // focus again: the controls were replaced
+  hints();
   window.attnbenchDrawn = chart(rows);
 }
 $("find").addEventListener("input", (event) => change({ find: event.target.value }));
 $("more").addEventListener("click", () => change({ rows: String(Number(state.rows) + PAGE) }));
 darkness.addEventListener("change", show);
-addEventListener("resize", () => chart(data.rows.filter(isShown)));
+addEventListener("resize", () => { hints(); chart(data.rows.filter(isShown)); });
 addEventListener("hashchange", () => { state = read(); show(); });
 $("find").value = state.find;
 $("explore").hidden = false;

@@ -20,6 +20,7 @@ from attnbench.units import grouped, sanitize_line, show
 ENOUGH_LENGTHS = 5  # with fewer lengths in every panel, the picture of a run shows ratios instead of times
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 MOST_PANELS, HEIGHT = 6, 3.2  # largest number of panels of a picture, and their height in inches
+FEW_PANELS = 2  # the note names at most this number of panels in which points are missing
 FURTHEST = 4.0  # a plot shows ratios from 1 / FURTHEST to FURTHEST, and draws others as numbers at its edge
 MANY_TICKS, TITLE_LEN = 7, 40
 """MANY_TICKS: labels of more lengths than this are rotated. TITLE_LEN: most characters in a line of a panel's title."""
@@ -131,14 +132,25 @@ def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> It
     """Yield sentences about missing points with their reasons, points beyond the plot, bars, and groups not plotted."""
     missing = [cell for panel in chosen for cell in panel.cells if not quantity.value(cell)]
     parts = []
+    labels = titles.labels([panel.cells[0].workload for panel in chosen])
+    titled = [(labels[panel.cells[0].workload.id], cell) for panel in chosen for cell in panel.cells]
     for (arm, status), members in grouped(missing, lambda cell: (cell.record.arm, cells.status(cell))).items():
-        lengths = ", ".join(dict.fromkeys(titles.length(cell.workload.axes()) for cell in members))
-        parts.append(f"{sanitize_line(str(arm), limit=24)} at {lengths} ({'no value' if status == 'ok' else status})")
+        lengths, unseen = (
+            ", ".join(dict.fromkeys(titles.length(cell.workload.axes()) for cell in members)),
+            set(members),
+        )
+        where = dict.fromkeys(f'"{label}"' for label, cell in titled if cell in unseen)
+        is_elsewhere = any(f'"{label}"' not in where for label, cell in titled if cell.record.arm == arm)
+        place = f" in {', '.join(where)}" if is_elsewhere and len(where) <= FEW_PANELS else ""
+        reason = "no value" if status == "ok" else status
+        parts.append(f"{sanitize_line(str(arm), limit=24)} at {lengths}{place} ({reason})")
     if parts:
         yield f"Not shown: {'; '.join(parts)}."
     values = [(quantity.value(cell), quantity.ends(cell)) for panel in chosen for cell in panel.cells]
     if any(value and _is_beyond(value, quantity.unit) for value, _ in values):
         yield "Arrows with a number mark ratios beyond the plot."
+    if any(value and _is_beyond(end, quantity.unit) for value, ends in values for end in ends if end):
+        yield "A bar that reaches the plot's edge ends beyond it."
     if quantity is not MEMORY:
         yield "Bars are 95 % intervals over processes."
         if any(value and value != 1.0 and None in ends for value, ends in values):

@@ -69,9 +69,12 @@ def screen(results: Results) -> list[Line]:
 
 
 def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str = "More: summary.md") -> list[Line]:
-    """Wrap texts into at most `most` lines; if they need more, `more` is the last line."""
-    lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
-    lines = lines if len(lines) <= most else [*lines[: most - 1], more]
+    """Wrap texts into at most `most` lines; if more, a cut text ends with "...", and `more` is the last line."""
+    lines, num_lines = list[str](), sum(len(textwrap.wrap(text, WIDTH)) for text in texts)
+    for text in texts:
+        if (room := most - (num_lines > most) - len(lines)) > 0:
+            lines += textwrap.wrap(text, WIDTH, max_lines=room, placeholder=" ...")
+    lines += [more] * (num_lines > most)
     return [Line(line, style) for line in lines]
 
 
@@ -143,7 +146,8 @@ def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: in
         return [_aligned(shape.text_of(name)) for name in every]
 
     columns = [(shape.name, texts_of(shape)) for shape in members]
-    columns += [(f"memory {largest.name}", [f"{show(peaks.get(name), 'bytes', digits=2)}  " for name in every])]
+    amounts = [f"{show(peaks.get(name), 'bytes', digits=2)}  " for name in every]
+    columns += [(f"memory {largest.name}", amounts)] * bool(peaks)
     parts, width = [textwrap.wrap(name, CELL)[-MOST_HEADING:] for name, _ in columns], _name_width(every)
     tall = max(map(len, parts))
     heads = [[*[""] * (tall - len(part)), *part] for part in parts]

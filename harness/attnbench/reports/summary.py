@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
 from attnbench.analysis.comparisons import contention, doubts, session_doubts, too_noisy
@@ -40,6 +40,9 @@ MOST_LINES = 200  # of summary.md; report.html and records.csv have the tables t
 ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows
 
 
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)")
+
+
 def render_template(template: str, results: Results, **more: object) -> str:
     """Render a template with the values that both reports use, and with `more`; in HTML all text is escaped."""
     import jinja2  # here, since the import takes half a second and a check does not need it
@@ -51,6 +54,7 @@ def render_template(template: str, results: Results, **more: object) -> str:
         trim_blocks=True,
     )
     templates.filters |= {"escaped": escaped, "listed": markdown_list, "tabulated": markdown_table}
+    templates.filters |= {"breakable": _breakable, "unbroken": _unbroken}
     shapes = answers.shapes(results)
     return templates.get_template(template).render(
         {part.__name__: part(results) for part in (facts, findings, troubles, verdict, machine, answer)},
@@ -61,6 +65,16 @@ def render_template(template: str, results: Results, **more: object) -> str:
         environments=[describe_environment(environment) for environment in results.environments.values()],
         **more,
     )
+
+
+def _breakable(name: str) -> Markup:
+    """Return a name as HTML that may be broken after each underscore, so that a column is no wider than its times."""
+    return escape(name).replace("_", Markup("_<wbr>"))
+
+
+def _unbroken(line: str) -> Markup:
+    """Return a line as HTML in which no option, such as --budget, is broken."""
+    return Markup(OPTION.sub(r'<span class="whole">\1</span>', str(escape(line))))  # noqa: S704 - escaped before
 
 
 def markdown(results: Results) -> str:
