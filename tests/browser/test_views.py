@@ -118,8 +118,31 @@ def test_trace_draws_the_steps(page):
         "  .map((buffer) => new Set(new Uint32Array(buffer)).size)) > 5"
     )
     assert colours
+    events = f"[...{frame}.querySelector('tr-ui-timeline-view').model.getDescendantEvents()].map((each) => each.title)"
+    found = page.wait(events)
+    assert {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4", "aten::bmm", "aten::_softmax"} <= set(found)
+    assert any("fused" in title for title in found)  # frames of the function itself
     time.sleep(2)  # until it has zoomed in
     keep_picture(page, "trace")
+
+
+def test_the_front_page_leads_to_the_trace_without_a_network(address):
+    """TensorBoard's own page shows the plug-in in a frame, which has the trace viewer in another."""
+    with Browser() as browser:
+        browser.open(address)
+        browser.wait("document.querySelector('tb-webapp') && document.body.innerText.includes('PYTORCH_PROFILER')")
+        plugin = "document.querySelector('iframe').contentDocument"
+        browser.wait(f"{plugin}.body.innerText.includes({json.dumps(NAMES[0])})")
+        list_of_views = f"[...{plugin}.querySelectorAll('[aria-haspopup=listbox]')][{VIEWS}]"
+        press = "new MouseEvent('mousedown', {bubbles: true, button: 0})"
+        browser.run(f"{list_of_views}.dispatchEvent({press})")
+        trace = f"[...{plugin}.querySelectorAll('li[role=option]')].find((each) => each.innerText.trim() === 'Trace')"
+        browser.wait(trace)
+        browser.run(f"{trace}.click()")
+        viewer = f"{plugin}.querySelector('iframe').contentDocument"
+        model = f"{viewer}.querySelector('tr-ui-timeline-view').model"
+        browser.wait(f"[...{model}.getDescendantEvents()].some((each) => each.title === 'ProfilerStep#2')")
+        assert [each for each in browser.requests if not each.startswith((address, "data:", "about:", "blob:"))] == []
 
 
 @pytest.mark.parametrize(
