@@ -433,6 +433,7 @@ def test_code_without_a_backward_pass_is_checked_in_inference_and_says_so():
     assert not judged(lambda query, key, value: torch.zeros_like(query)).agrees
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")  # torch's, in a call without gradients
 def test_reentrant_checkpointing_and_views_of_values_are_right():
     def reentrant(query, key, value):
         return checkpoint(attend, query, key, value, use_reentrant=True)

@@ -113,10 +113,9 @@ class Caller(Protocol):
         """
 
     def pull_back(self, number: int, grad_output: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of an earlier call, one of the last NUM_CALLS, as in `Answer`.
+        """Return the gradients of an earlier call, one of the last NUM_CALLS, as in `Answer`; none without a graph.
 
         Raises:
-            NoBackwardError: the call's output has no graph.
             FormError: a gradient has the wrong type.
             SideEffectError: the backward pass changed an input, the output's gradient, the mask or a random seed.
         """
@@ -190,7 +189,7 @@ class Here:
         while len(self._calls) > NUM_CALLS:
             self._calls.popitem(last=False)
         gradients = dict[str, Tensor]()
-        if call.grad_output is not None and output.requires_grad:
+        if call.grad_output is not None:
             for left in reversed(range(call.num_passes)):
                 gradients = self.pull_back(number, call.grad_output, retain_graph=left > 0)
         return Answer(output=copy, gradients=gradients, number=number, overwritten=overwritten)
@@ -198,6 +197,8 @@ class Here:
     def pull_back(self, number: int, grad_output: Tensor, *, retain_graph: bool = True) -> dict[str, Tensor]:
         """Return the gradients of an earlier call; see `Caller`."""
         called = self._calls[number]
+        if not called.output.requires_grad:
+            return {}
         given = called.call.tensors | {"gradient": grad_output}
         with side_effects.watch_call(given, called.call.mask, name="backward pass") as faults:
             made = pull_back(called.output, [*called.leaves.values()], grad_output, retain_graph=retain_graph)

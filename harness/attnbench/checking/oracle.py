@@ -158,7 +158,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
     GPUs sum like this, too. Where a processor has no such instruction, torch takes up to ten times as long by itself.
     """
-    if torch.finfo(left.dtype).bits < 32 and left.device.type == "cpu":  # noqa: PLR2004 - float32's
+    if torch.finfo(left.dtype).bits < 32 and left.is_cpu:  # noqa: PLR2004 - float32's
         return (left.float() @ right.float()).to(left.dtype)
     return left @ right
 
