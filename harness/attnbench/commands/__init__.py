@@ -60,6 +60,8 @@ EXIT_CODES = {
 }
 """Meanings of exit codes, for --help."""
 RETIRED = {
+    "check --empty-rows": "attnbench check --reject empty_rows",
+    "check --hidden-nan": "attnbench check --reject hidden_nan",
     "list -i": "attnbench check FILE.py says what its implementations cover",
     "run --dry-run": "attnbench list sweeps has the sizes of sweeps, and --budget 0 ends a run after the check",
     "history --smallest": "attnbench history always reports changes of level above 2 %",
