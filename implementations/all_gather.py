@@ -18,7 +18,7 @@ from attnbench.ranks import not_over_ranks as unsupported  # noqa: F401 - the ha
 
 
 class Gather(torch.autograd.Function):
-    """Gather the tokens of all ranks, in float32 at least; the backward pass sums gradients over the ranks."""
+    """Gather the tokens of all ranks, in float32 or wider; the backward pass sums gradients over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401

@@ -106,7 +106,7 @@ def compiled() -> Callable[..., Any]:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why flex_attention cannot run a batch, or None; a missing compiler is a reason."""
+    """Return why flex_attention cannot run a batch, such as a missing compiler; None if it can run it."""
     if workload.page_size < SMALLEST_PAGE:
         return f"each page is a block of the mask, so it needs page_size >= {SMALLEST_PAGE}"
     if is_on("cpu", workload) and torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:

@@ -1,10 +1,10 @@
-"""Attention over a paged cache page by page, with a running maximum and sum: no keys are gathered, no scores are kept.
+"""Attention over a paged cache, page by page, with a running maximum and sum: it neither gathers keys nor keeps scores.
 
 This is how kernels read a cache, with one block of threads for each request and head: "Efficient Memory Management for
 Large Language Model Serving with PagedAttention", https://arxiv.org/abs/2309.06180, section 4.1.
 
-Shapes: N requests, T query tokens of all requests, t new tokens of one, P pages, c slots of one page, H heads, G
-key/value heads, K head width, V value width.
+Shapes: N requests, T query tokens of all requests, t query tokens of one request, P pages, c slots of a page, H heads,
+G key/value heads, K head width, V value width.
 """
 
 import torch

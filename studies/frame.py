@@ -1,7 +1,7 @@
 """The common frame of studies: a study has named pieces, and each repetition of a piece is stored when it ends.
 
-So an interrupted study continues where it stopped. Each piece has a file in the folder `parts` of the study; each line
-of the file has the rows of one repetition. To repeat a study from the beginning, delete the folder `parts`.
+An interrupted study therefore continues where it stopped. Each piece has a file in the study's folder `parts`, and each
+line of the file holds the rows of one repetition. To repeat a study from the beginning, delete the folder `parts`.
 """
 
 import json

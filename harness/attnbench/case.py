@@ -125,9 +125,9 @@ def generator(*seeds: int) -> Generator:
 
 
 def normal_values(draws: Generator, *shape: int) -> Tensor:
-    """Draw independent standard normal float64 values of this shape, the same for any number of threads.
+    """Draw independent standard normal values of this shape in float64, the same for any number of threads.
 
-    torch draws in one thread, at about 10 ns a number. So all processors together draw a large tensor, in parts.
+    torch draws in one thread, at about 10 ns per number, so a large tensor is drawn in parts, on all processors.
     """
     if math.prod(shape) <= PART:
         return torch.randn(*shape, generator=draws, dtype=torch.float64)

@@ -50,7 +50,7 @@ NUM_SESSIONS = 8
 
 
 def by_events(clock: Clock, call: Call) -> float:
-    """Measure the device seconds of a call with the device's clock: the median of a few samples."""
+    """Return the seconds that a call takes by the device's clock: the median of a few samples."""
     clock.elapsed(call, NUM_CALLS)
     return median(clock.elapsed(call, NUM_CALLS) / NUM_CALLS for _ in range(NUM_REPEATS))
 

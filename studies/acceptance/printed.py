@@ -1,9 +1,9 @@
 """Test W1: attnbench must print the time that a plain loop measures.
 
-The loop is examples/plain_loop.py. It uses nothing of attnbench, and has a process for each function. A session times a
-shape with the loop, in one way of attnbench, with the loop, in the next way, and so on. A time by attnbench, called a
-reading, is compared with the mean of the loops before and after it. If these two loops differ too much, the machine has
-changed, and the reading is not judged.
+The loop, examples/plain_loop.py, imports nothing of attnbench and times each function in a process of its own. A
+session times one shape in each of WAYS, in random order: with `attnbench run` under two values of --conditions, and
+with the pytest fixture. The loop runs before and after each of them. A time by attnbench, called a reading, is compared
+with the mean of these two loops. If the two differ too much, the machine has changed, and the reading is not judged.
 """
 
 import ast

@@ -182,7 +182,7 @@ def ours(files: Sequence[str], budget_s: float, seed: int) -> list[Row]:
 
 
 def loop(files: Sequence[str], budget_s: float) -> list[Row]:
-    """Compare both files with examples/plain_loop.py, which makes single calls of both functions in random order."""
+    """Let examples/plain_loop.py compare both files: each round calls each file's function once, in random order."""
     specs = [f"{file}:mine" for file in files]
     found = plain_loop(specs, Path.cwd(), seconds=budget_s / 2 - LOOP_WARM_S, seq_len=AXES["seq_len"])
     return [{"tool": LOOP, "statistic": "ratio", "log": float(np.log(found[1][1]))}]

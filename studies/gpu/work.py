@@ -212,7 +212,7 @@ def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN40
 
 
 def _do_bench(call: Callable[[], object], here: Any) -> float | None:  # noqa: ANN401 - a Device
-    """Return the median seconds that triton.testing.do_bench measures, or None if triton or a GPU is missing."""
+    """Return the median seconds that triton.testing.do_bench measures; None on the host, or if triton is missing."""
     from importlib.util import find_spec
 
     if here.is_host or find_spec("triton") is None:

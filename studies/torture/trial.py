@@ -41,7 +41,7 @@ class TrialFolder:
     """A folder for one trial, including one for temporary files."""
 
     def __init__(self, folder: Path) -> None:
-        """Create both folders."""
+        """Create `folder`, and in it a folder for temporary files."""
         self.folder, self.temporary = folder, folder / "temporary"
         self.temporary.mkdir(parents=True)
 

@@ -304,7 +304,7 @@ def _paid(found: BreakEven | None) -> Row:
 
 
 def metrics_of(record: Record) -> Iterator[Measurement]:
-    """Return all measurements of a cell except its times, which have columns of their own."""
+    """Return the measurements of a cell that have samples, except the latency, which has columns of its own."""
     return (one for one in record.measurements if one.metric != LATENCY and one.samples)
 
 

@@ -288,7 +288,10 @@ def _place(spec: str) -> tuple[Path, str]:
 
 
 class _Noted:
-    """A mask that notes what is read of it, by the text of the access, as in "visible_as('bts',){}"."""
+    """A wrapper of a mask that records in `read` each value that code reads from the mask.
+
+    The key is an attribute's name or, for a method, the text of the call, as in "visible_as('bts',){}".
+    """
 
     def __init__(self, mask: object) -> None:
         self._mask, self.read = mask, dict[str, Any]()

@@ -330,7 +330,7 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 
 
 def _float32_inside(evidence: list[Evidence], least: float = LEAST_NEAR) -> Finding | None:
-    """Return a finding if errors in float64 come from computation in float32, else None; `least`: see `_narrower`."""
+    """Return a finding if computing in float32 explains the errors in float64, else None; `least` as in `_narrower`."""
     if evidence[0].reference.workload.dtype != "float64" or not _narrower(evidence, "float32", least=least):
         return None
     return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
@@ -477,7 +477,7 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 
 def _known(evidence: list[Evidence]) -> Finding | None:
-    """Find mistakes that explain the whole output or, if only some rows are wrong, these rows; None if none does."""
+    """Return a finding on mistakes that explain the whole output or, if only some rows are wrong, those; or None."""
     if not any(each.is_wrong("output") for each in evidence):
         return None
     workload, where = evidence[0].reference.workload, ""

@@ -457,10 +457,11 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
     """Return the largest error of correct code in the tensor `name`, in roundings of the workload's dtype.
 
     A sum of n terms is off by about sqrt(n) roundings, in any order of the terms (N. J. Higham, Accuracy and Stability
-    of Numerical Algorithms, section 2.8). A score s sums K products: its roundings, and the two of its row's logsumexp,
-    change a weight by (sqrt(K) + 2) |s|, with |s| at most `score_bound`. In half precision, the yardsticks include the
-    roundings of the scores, and sums should be in float32: a tensor may be off by one rounding, or by more if kernels
-    sum it over blocks of queries (docs/adr/0044).
+    of Numerical Algorithms, section 2.8). A score s is a sum of K products: its roundings, and the two of its row's
+    logsumexp, change a weight by (sqrt(K) + 2) |s|, with |s| at most `score_bound`.
+
+    In half precision, the yardsticks already include the roundings of the scores, and sums should be in float32. So a
+    tensor may be off by one rounding, or by more if kernels sum it over blocks of queries (docs/adr/0044).
     """
     if is_half(workload):
         in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name in OVER_QUERIES else 0.0

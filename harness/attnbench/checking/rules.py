@@ -818,7 +818,7 @@ def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> 
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
-    """Change the last key that is hidden from some query, then its value; describe changes that affect such a query.
+    """Change the last key hidden from some query and, separately, its value; describe changes that affect such queries.
 
     `changes` maps descriptions to functions of the changed row: (B, G, width), or (B, width) in scope `module`.
     """

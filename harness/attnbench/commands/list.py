@@ -122,8 +122,8 @@ def entries(what: str) -> list[dict[str, str]]:
 def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
     """Return a row for each implementation, which is given as a name or as path/to/file.py:Name.
 
-    A row has yes or no by feature, the reasons for each no in `why`, and the `source`. If an implementation cannot be
-    loaded, all features are ?, and `source` has the error.
+    A row says yes or no for each feature, and has the reasons for each no in `why`, and the `source`. If an
+    implementation cannot be loaded, every feature is "?", and `source` has the error.
     """
     from attnbench.case import reason_against
     from attnbench.contract.loading import implementation

@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Create a linear layer for a weight (rows, D) and a bias (rows,) or None; PyTorch initializes its values."""
+    """Create a linear layer shaped like a weight (rows, D) and a bias (rows,) or None; PyTorch sets its values."""
     num_rows, width = weight.shape
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
 

@@ -43,7 +43,10 @@ __all__ = ["Layout", "Sizes", "adapt", "packed", "split", "stacked", "transposed
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes D, H, G, K and V of a module; whether any input projection, and the output projection, has a bias."""
+    """The sizes D, H, G, K and V of a module, and which of its projections have a bias.
+
+    `qkv_bias` is True if at least one input projection has a bias, `out_bias` if the output projection has one.
+    """
 
     embed_dim: int
     num_heads: int

@@ -113,7 +113,10 @@ class BothScopes(ByFunction, Adapted):
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
-    """Return `function` with MODULE from the file `module` for scope `module`, not the harness's projections."""
+    """Return `function` extended by the MODULE of its file (`module`), which then computes scope `module`.
+
+    For sizes that MODULE cannot have, the harness's projections surround the function, as they do without a MODULE.
+    """
 
     def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
         return module(x, mask=mask.added(x.dtype) if mask.rule.changes_scores else mask.visible, scale=mask.scale)

@@ -292,7 +292,7 @@ Limits = Callable[..., Tolerance]
 
 
 def limits_of(workload: Workload, inputs: Inputs) -> Limits:
-    """Return a function that computes the tolerance of each step on one sentence, as in a check in float32."""
+    """Return a function that computes the tolerance of a step on these inputs, as a check in float32 would."""
     bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
     num_roundings = roundings(workload, "output", bound)
 

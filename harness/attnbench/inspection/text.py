@@ -46,9 +46,10 @@ class Table:
 
 
 def formatted(values: Numbers) -> list[list[str]]:
-    """Format all numbers (R, C) alike: the largest gets three digits, with at most four decimals, or an exponent.
+    """Format all numbers (R, C) with the same number of decimals, or all with an exponent.
 
-    The number 0 becomes "0".
+    There are 0 to 4 decimals, so that the largest number has three significant digits if possible. Exponents are used
+    if the largest number is below SMALLEST_PLAIN, or not below LARGEST_PLAIN. The number 0 becomes "0".
     """
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     form = ".2e"

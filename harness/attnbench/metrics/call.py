@@ -62,9 +62,10 @@ def outside_s(case: Case) -> float:
 
 
 class Kept(NamedTuple):
-    """Bytes that calls leave allocated after all results are gone, for example in lists of outputs, caches and graphs.
+    """Bytes that calls leave allocated once all results are gone, for example in caches, graphs or lists of outputs.
 
-    The first calls may keep masks and tables once. If each further call keeps more, memory eventually runs out.
+    Masks and tables that only the first calls keep are harmless. If each further call keeps more, memory eventually
+    runs out.
     """
 
     once_bytes: float  # of the FIRST calls together, minus `each_bytes` for each of them

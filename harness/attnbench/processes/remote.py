@@ -46,7 +46,7 @@ GRADIENT, ALONG = "incoming gradient", "along "
 
 
 class CandidateError(FailedError):
-    """An error that a candidate raised in its process, raised here as a subclass with the original class's name."""
+    """An error that a candidate raised in its process; raised here as a subclass named after the original class."""
 
     def __str__(self) -> str:
         return self.failed.said

@@ -48,7 +48,7 @@ class RankSilentError(RuntimeError):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to call a function on every rank; each rank sets its own number in `rank`, the last argument."""
+    """A request to call a function on every rank; the function's last argument is `rank` with that rank's number."""
 
     module: str
     function: str

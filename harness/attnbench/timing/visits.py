@@ -96,7 +96,7 @@ def in_blocks(taken: Mapping[Arm, Sequence[Sample]]) -> tuple[float, int]:
 
 
 def best(costs: Costs, spread: Spread) -> float:
-    """Return the number of blocks per process that minimises the error of a mean over processes in a given time."""
+    """Return the number of blocks per process that makes a mean over processes most precise for a given total time."""
     return math.sqrt(costs.process_s / costs.block_s * MEDIAN_VARIANCE * spread.inside / spread.between)
 
 

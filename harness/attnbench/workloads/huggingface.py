@@ -37,7 +37,7 @@ def load(name_or_file: str) -> Model:
     """Load the preset of that name, or the model of a config.json, given as its path or its folder's path.
 
     Raises:
-        ValueError: there is no such preset, the file cannot be read, or it describes no supported model (`described`).
+        ValueError: there is no such preset, the file cannot be read, or its model is not supported (see `described`).
     """
     path = Path(name_or_file)
     if path.suffix != ".json" and (not path.is_dir() or name_or_file in names()):

@@ -1,7 +1,7 @@
-"""Models: the attention of each layer, in each phase of use, as workloads.
+"""Models: the attention of each layer, in each phase (prefill, decode, training), as workloads.
 
-A preset is a TOML file in `presets`; a Hugging Face configuration (config.json) is read into the same form. Torch, a
-network and a model's weights are not needed.
+A preset is a TOML file in `presets`; a Hugging Face configuration (config.json) is read into the same form. This needs
+neither torch nor a network nor the model's weights.
 """
 
 import itertools

@@ -399,7 +399,7 @@ def _id(workload: Workload) -> str:
 
 
 def following(axes: Mapping[str, Any]) -> dict[str, int]:
-    """Return the values of the axes in FOLLOWS that follow from the values `axes` of the other axes."""
+    """Compute the values of the axes in FOLLOWS from the other axes, whose values are in `axes`."""
 
     def product(rule: str) -> int:
         return math.prod(axes[factor] for factor in rule.split(" * "))

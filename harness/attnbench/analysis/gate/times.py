@@ -136,9 +136,10 @@ def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
 
 
 def state_change(base: Results, candidate: Results) -> str:
-    """Describe how the ratio of two ceilings changed most between the runs; "" if by a factor below LEAST_CHANGE.
+    """Describe the largest change in a ratio of two ceilings between the runs; "" if its factor is below LEAST_CHANGE.
 
-    Ratios of times may have changed by the same factor. Ceilings are the rates of the fastest product and copies.
+    Ceilings are the highest rates of matrix products, of copies, and of copies in memory. If such a ratio changes,
+    ratios of times may change by the same factor.
     """
     changes = [(LEAST_CHANGE, "")]
     for place in base.ceilings.keys() & candidate.ceilings.keys():
