@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from attnbench.case import draw_normal, place
 from attnbench.checking import dropout
 from attnbench.checking.agreement import check
-from attnbench.checking.calls import FormError, call_on
+from attnbench.checking.calls import FormError, Instance, call_on
 from attnbench.checking.reference import References
 from attnbench.checking.side_effects import SideEffectError
-from attnbench.contract import Implementation
+from attnbench.contract import Attention, Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
@@ -165,14 +165,14 @@ def test_a_changed_incoming_gradient_is_a_side_effect():
     caller = doing(lambda query, key, value, mask: Doubling.apply(query))
     answer = caller.call(call_of())
     with pytest.raises(SideEffectError, match="backward pass changed its input gradient"):
-        caller.pull_back(answer.number, torch.ones_like(answer.output))
+        caller.pull_back(answer, torch.ones_like(answer.output))
 
 
 def test_two_backward_passes_may_wait():
     caller, call = doing(lambda query, key, value, mask: query**2), call_of()
     answers = [caller.call(call) for _ in range(2)]
     for answer, size in zip(answers, (3.0, 5.0), strict=True):
-        found = caller.pull_back(answer.number, torch.full_like(answer.output, size))
+        found = caller.pull_back(answer, torch.full_like(answer.output, size))
         torch.testing.assert_close(found["gradient of query"], 2 * size * call.tensors["query"].detach())
         assert found["gradient of key"].count_nonzero() == 0
 
@@ -326,3 +326,105 @@ def test_a_mask_is_handed_on_in_its_form():
     torch.testing.assert_close(outputs[1], outputs[0])
     torch.testing.assert_close(outputs[3][:, 0], outputs[0][:, 0])
     assert not torch.allclose(outputs[3][:, 1], outputs[0][:, 1])
+
+
+def replying(change):
+    """Return the caller of a right function whose process sends replies that `change` has changed."""
+    candidates, made = Candidates(), implementation("fused")
+
+    def ask(_function, _result, *, cell, request):
+        return change(candidates.answer(request, made, cell.workload))
+
+    return Remote(ask, cell_of("x", POINT), PREPARED)
+
+
+def without(*names):
+    return lambda reply: msgspec.structs.replace(
+        reply, tensors={name: each for name, each in reply.tensors.items() if name not in names}
+    )
+
+
+def with_output(**fields):
+    def change(reply):
+        output = msgspec.structs.replace(reply.tensors["output"], **fields)
+        return msgspec.structs.replace(reply, tensors=reply.tensors | {"output": output})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without("output"), "there is no output"),
+        (without("gradient of key"), "gradient of key is missing"),
+        (with_output(shape=(1, 2, 9, 3)), "the output has shape"),
+        (with_output(dtype="int32"), "the output has dtype"),
+        (with_output(dtype="nn"), "no allowed form"),
+        (with_output(stride=(72, 36, 4, -1)), "no allowed form"),
+        (with_output(offset=1), "exceeds its storage"),
+        (with_output(num_bytes=2**40), "larger than any"),
+    ],
+    ids=["no output", "no gradient", "shape", "dtype", "no dtype", "stride", "offset", "size"],
+)
+def test_a_reply_that_code_under_test_has_changed_is_refused(change, words):
+    call = call_of()
+    with pytest.raises(ValueError, match=words):
+        replying(change).call(replace(call, grad_output=torch.ones_like(call.tensors["query"])))
+
+
+def test_frozen_operands_get_no_gradient_and_the_last_of_several_passes_counts():
+    caller, call = doing(lambda query, key, value, mask: query * key * value), call_of()
+    ask = replace(call, grad_output=torch.ones_like(call.tensors["query"]), frozen=("key", "value"), num_passes=2)
+    (found,) = caller.call(ask).gradients.items()
+    assert found[0] == "gradient of query"
+    torch.testing.assert_close(found[1], call.tensors["key"] * call.tensors["value"])
+
+
+class WithBuffer(Attention):
+    """Keeps the weight of its output projection as a buffer, so that it is never trained."""
+
+    def __init__(self, weights):
+        super().__init__(weights)
+        weight = self.out.weight.detach()
+        del self.out.weight
+        self.out.register_buffer("weight", weight)
+
+    def attend(self, query, key, value, mask):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_weight_that_is_no_parameter_has_a_wrong_gradient(is_remote):
+    made, point = Implementation(build=WithBuffer, source="a test"), msgspec.structs.replace(POINT, scope="module")
+    found = check(References(point, 0), apart(made, point) if is_remote else made)
+    wrong = {each.tensor for _, each in found.tensors() if not each.agrees}
+    assert "gradient of out weights" in wrong
+    assert "output" not in wrong
+
+
+def test_new_weights_reach_the_same_module():
+    seen, point = [], msgspec.structs.replace(POINT, scope="module", direction="inference")
+
+    class Noting(Attention):
+        def attend(self, query, key, value, mask):
+            seen.append(id(self))
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    caller, call = apart(Implementation(build=Noting, source="a test"), point), call_of(point)
+    before = caller.call(call).output
+    call.instance.weights = call.instance.weights.map(lambda tensor: tensor.flip(-1))
+    after = caller.call(call).output
+    assert len(set(seen)) == 1
+    torch.testing.assert_close(after, caller.call(replace(call, instance=Instance(call.instance.weights))).output)
+    assert not torch.allclose(after, before)
+
+
+def test_code_that_writes_into_its_input_without_gradients_alone_is_wrong():
+    def scales(query, key, value, mask):
+        scaled = query / query.shape[-1] ** 0.5
+        if not torch.is_grad_enabled():
+            query.data.mul_(0.5)
+        return (scaled @ key.mT).masked_fill(mask.hidden, -torch.inf).softmax(-1) @ value
+
+    found = check(References(msgspec.structs.replace(POINT, direction="forward"), 0), doing(scales))
+    assert "changed its input query" in found.broken_rules[0].found

@@ -7,7 +7,7 @@ the contract.
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -31,11 +31,10 @@ from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.workloads.workload import Workload
 
 NUM_CALLS = 4
-"""Number of latest calls whose outputs and graphs are kept: several forward calls may precede their backward calls."""
+"""Number of latest calls whose outputs and graphs are kept: several forward calls may precede their backward passes."""
 WEIGHTS = "weights"
 """The name, in `Call.frozen`, of all parameters of the module."""
 GRAD, NO_GRAD, INFERENCE = "grad", "no_grad", "inference"  # modes of a call: torch.enable_grad, no_grad, inference_mode
-PARAMETER = "parameter"  # prefix of the names of parameters, before a dot
 
 
 class FormError(ValueError):
@@ -78,12 +77,13 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came of a call: a copy of its output, and its gradients as "gradient of NAME".
+    """The output of a call, and its gradients as "gradient of NAME"; they must not be changed.
 
-    `number` identifies the call for `Caller.pull_back`. `overwritten` contains the numbers of earlier calls whose
+    `number` identifies the call in the process that made it. `overwritten` contains the numbers of earlier calls whose
     outputs have changed since.
     """
 
+    call: Call
     output: Tensor
     gradients: dict[str, Tensor]
     number: int
@@ -93,8 +93,8 @@ class Answer:
 class Caller(Protocol):
     """Makes calls of one implementation; its exceptions propagate.
 
-    `is_approximate` and `has_cache` are those of the implementation. `has_pack` says whether the module of the latest
-    call has a method `pack`, which maps canonical weights to its parameters.
+    `is_approximate` and `has_cache` are those of the implementation. `has_pack` says whether the latest module has a
+    method `pack`, which maps canonical weights to its parameters.
     """
 
     is_approximate: bool
@@ -112,15 +112,17 @@ class Caller(Protocol):
             SideEffectError: the call changed its inputs, the mask or a random seed.
         """
 
-    def pull_back(self, number: int, grad_output: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of an earlier call, one of the last NUM_CALLS, as in `Answer`; none without a graph.
+    def pull_back(self, answer: Answer, grad_output: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of one of the last NUM_CALLS calls, as in `Answer`; none without a graph.
+
+        No call in another mode may use the same tensors or the same instance in between.
 
         Raises:
             FormError: a gradient has the wrong type.
             SideEffectError: the backward pass changed an input, the output's gradient, the mask or a random seed.
         """
 
-    def pull_back_twice(self, number: int, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def pull_back_twice(self, answer: Answer, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return an earlier call's second derivatives by name, as `case.pull_back_twice` gives them; none if 0."""
 
 
@@ -139,20 +141,21 @@ def call_on(inputs: Inputs, workload: Workload, *, mode: str = "", grad_output: 
 
 @dataclass
 class _Called:
-    """A call whose graph is kept: its output, a copy of it, and the tensors that get gradients, by name."""
+    """A call whose graph is kept: its output, a copy of it, and the inputs and parameters that get gradients."""
 
     call: Call
     module: nn.Module
     output: Tensor
     copy: Tensor
-    leaves: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    parameters: dict[str, Tensor] | None  # None: the weights get no gradients
 
 
 class Here:
-    """Makes calls of an implementation in this process."""
+    """Makes calls of an implementation in this process; `on_step` is called before each backward pass of a call."""
 
-    def __init__(self, implementation: Implementation) -> None:
-        self.implementation = implementation
+    def __init__(self, implementation: Implementation, on_step: Callable[[], object] = lambda: None) -> None:
+        self.implementation, self.on_step = implementation, on_step
         self._modules: WeakKeyDictionary[Instance, tuple[nn.Module, Weights]] = WeakKeyDictionary()
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._numbers = itertools.count()
@@ -165,13 +168,14 @@ class Here:
 
     def call(self, call: Call) -> Answer:
         """Make a call; see `Caller`."""
+        while len(self._calls) >= NUM_CALLS:
+            self._calls.popitem(last=False)
         module = self._module(call)
         needs = {*call.tensors, WEIGHTS} - {*call.frozen} if call.mode == GRAD else set[str]()
         for name, tensor in call.tensors.items():
             tensor.requires_grad_(name in needs)
         has_weights = WEIGHTS in needs and call.workload.scope == "module"
-        parameters: dict[str, Tensor] = dict(module.named_parameters(prefix=PARAMETER))
-        for parameter in parameters.values():
+        for parameter in module.parameters():
             parameter.requires_grad_(has_weights)
         case = Case(workload=call.workload, module=module, tensors=call.tensors, mask=call.mask)
         if call.seed is not None:
@@ -182,40 +186,49 @@ class Here:
         require_form(call.workload, output)
         if output.device != (where := next(iter(call.tensors.values())).device):
             raise FormError(f"the output is on {output.device}, and its inputs are on {where}")
-        leaves = {name: tensor for name, tensor in call.tensors.items() if name in needs}
         number, copy = next(self._numbers), output.detach().clone()
         overwritten = tuple(each for each, called in self._calls.items() if _is_overwritten(called))
-        self._calls[number] = _Called(call, module, output, copy, leaves | (parameters if has_weights else {}))
-        while len(self._calls) > NUM_CALLS:
-            self._calls.popitem(last=False)
+        inputs = {name: tensor for name, tensor in call.tensors.items() if name in needs}
+        parameters = dict[str, Tensor](module.named_parameters()) if has_weights else None
+        self._calls[number] = _Called(call, module, output, copy, inputs, parameters)
         gradients = dict[str, Tensor]()
         if call.grad_output is not None:
             for left in reversed(range(call.num_passes)):
-                gradients = self.pull_back(number, call.grad_output, retain_graph=left > 0)
-        return Answer(output=copy, gradients=gradients, number=number, overwritten=overwritten)
+                self.on_step()
+                gradients = self.pull_back_by(number, call.grad_output, retain_graph=left > 0)
+        return Answer(call=call, output=copy, gradients=gradients, number=number, overwritten=overwritten)
 
-    def pull_back(self, number: int, grad_output: Tensor, *, retain_graph: bool = True) -> dict[str, Tensor]:
+    def pull_back(self, answer: Answer, grad_output: Tensor) -> dict[str, Tensor]:
         """Return the gradients of an earlier call; see `Caller`."""
+        return self.pull_back_by(answer.number, grad_output)
+
+    def pull_back_by(self, number: int, grad_output: Tensor, *, retain_graph: bool = True) -> dict[str, Tensor]:
+        """Return the gradients of an earlier call by its number; see `Caller.pull_back`."""
         called = self._calls[number]
         if not called.output.requires_grad:
             return {}
-        given = called.call.tensors | {"gradient": grad_output}
+        given, parameters = called.call.tensors | {"gradient": grad_output}, called.parameters or {}
+        leaves = [*called.inputs.values(), *parameters.values()]
         with side_effects.watch_call(given, called.call.mask, name="backward pass") as faults:
-            made = pull_back(called.output, [*called.leaves.values()], grad_output, retain_graph=retain_graph)
+            pulled = pull_back(called.output, leaves, grad_output, retain_graph=retain_graph)
         side_effects.require_faultless(faults)
-        found = dict[str, Tensor]()
-        for (name, leaf), gradient in zip(called.leaves.items(), made, strict=True):
-            found[name] = torch.zeros_like(leaf) if gradient is None else gradient
-            require_plain(f"gradient of {name}", found[name])
-        packed = {name: found.pop(name) for name in called.leaves if name not in called.call.tensors}
-        if packed and hasattr(called.module, "pack"):
-            found |= canonical_gradients(called.module, called.call.instance.weights, packed)
+        made = [torch.zeros_like(leaf) if each is None else each for leaf, each in zip(leaves, pulled, strict=True)]
+        found = dict(zip(called.inputs, made, strict=False))
+        of_parameters = dict(zip(parameters, made[len(found) :], strict=True))
+        for name, gradient in (found | of_parameters).items():
+            require_plain(f"gradient of {name}", gradient)
+        if called.parameters is not None and hasattr(called.module, "pack"):
+            found |= canonical_gradients(called.module, called.call.instance.weights, of_parameters)
         return {f"gradient of {name}": gradient for name, gradient in found.items()}
 
-    def pull_back_twice(self, number: int, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def pull_back_twice(self, answer: Answer, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the second derivatives of an earlier call; see `Caller`."""
+        return self.pull_back_twice_by(answer.number, grad_output, along)
+
+    def pull_back_twice_by(self, number: int, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the second derivatives of an earlier call by its number; see `Caller.pull_back_twice`."""
         called = self._calls[number]
-        leaves = [called.leaves[name] for name in along]
+        leaves = [called.inputs[name] for name in along]
         made = pull_back_twice(called.output, leaves, grad_output, [*along.values()])
         return {name: each.detach() for name, each in zip(along, made, strict=True) if each is not None}
 
@@ -267,29 +280,47 @@ def _is_overwritten(called: _Called) -> bool:
 
 
 def canonical_gradients(module: nn.Module, weights: Weights, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the gradients of a module's parameters, `parameter.NAME`, to those of weights, by name: `NAME weights`.
+    """Convert the gradients `given` of a module's parameters to those of canonical weights, by name: `NAME weights`.
 
-    `pack` is linear, so autograd applies its transpose.
+    `pack` is linear, so autograd applies its transpose. The gradient of a weight that no parameter contains is 0.
 
     Raises:
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     with torch.enable_grad():
         watched = weights.filled().map(lambda tensor: tensor.detach().clone().requires_grad_())
-        packed = {f"{PARAMETER}.{name}": each for name, each in module.pack(watched).items()}  # type: ignore[operator]
+        packed: dict[str, Tensor] = module.pack(watched)  # type: ignore[operator]
         if unnamed := set(given) - set(packed):
-            names = sorted(name.removeprefix(f"{PARAMETER}.") for name in unnamed)
-            raise ValueError(f"pack names no {', '.join(names)}: give it every parameter")
+            raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
         canonical = watched.tensors()
         reached = {name: each for name, each in given.items() if packed[name].requires_grad}  # depends on some weight
-        ways = [packed[name] for name in reached]
-        back: Sequence[Tensor | None]
-        back = torch.autograd.grad(ways, list(canonical.values()), list(reached.values()), allow_unused=True)
-    return {f"{name} weights": each for name, each in zip(canonical, back, strict=True) if each is not None}  # type: ignore[redundant-expr] # unused weights
+        made = [torch.zeros_like(each) for each in canonical.values()]
+        if reached:
+            ways = [packed[name] for name in reached]
+            options = {"allow_unused": True, "materialize_grads": True}
+            made = list(torch.autograd.grad(ways, [*canonical.values()], [*reached.values()], **options))
+    return dict(zip((f"{name} weights" for name in canonical), made, strict=True))
 
 
-def require_form(workload: Workload, output: Tensor) -> None:
-    """Raise FormError if the output has the wrong type, shape or dtype."""
+def require_gradients(call: Call, gradients: Mapping[str, Tensor], *, has_pack: bool) -> None:
+    """Require a gradient of each input and weight that needs one, in its shape and dtype.
+
+    Raises:
+        FormError: a gradient is missing, or has another shape or dtype.
+    """
+    needed = {name: tensor for name, tensor in call.tensors.items() if name not in call.frozen}
+    if has_pack and call.workload.scope == "module" and WEIGHTS not in call.frozen:
+        needed |= {f"{name} weights": tensor for name, tensor in call.instance.weights.tensors().items()}
+    for name, tensor in needed.items():
+        gradient = gradients.get(f"gradient of {name}")
+        if gradient is None or (gradient.shape, gradient.dtype) != (tensor.shape, tensor.dtype):
+            raise FormError(f"the gradient of {name} is missing, or has another shape or dtype")
+
+
+def require_form(workload: Workload, output: Tensor | None) -> None:
+    """Raise FormError if the output is missing, or has the wrong type, shape or dtype."""
+    if output is None:
+        raise FormError("there is no output")
     require_plain("output", output)
     expected = output_shape(workload)
     if tuple(output.shape) != expected:

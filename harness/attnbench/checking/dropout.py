@@ -215,7 +215,7 @@ def consistent(trial: DropoutTrial) -> str:
     of_small = (seen / trial.weights).nan_to_num(0.0).clamp(0.0, trial.rescale)
     keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
     expected = right.answers_of(wrong("dropped", weights=after("weights", lambda weights: weights * keep)))
-    made = trial.caller.pull_back(answer.number, right.grad_output.clone())
+    made = trial.caller.pull_back(answer, right.grad_output.clone())
     observed = {"output": answer.output} | right.at_rows(made)
     without = {  # the candidate's errors, rescaled, on top of the right answers without dropout
         name: each + (observed[name].double().cpu() - expected[name]) / trial.rescale

@@ -489,7 +489,7 @@ def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
     answers = [candidate.caller.call(call) for call in (first, second)]
     for which, answer, reference in zip(("first", "second"), answers, both, strict=True):
         assert reference.grad_output is not None
-        made = candidate.caller.pull_back(answer.number, reference.grad_output.clone())
+        made = candidate.caller.pull_back(answer, reference.grad_output.clone())
         names = wrong(reference.at_rows(made), reference)
         is_alone = bool(names) and not wrong(call_candidate(candidate.caller, reference).compared, reference)
         words = f"after two forward calls the backward pass of the {which} gives another {', '.join(names)}"
@@ -539,17 +539,17 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
     if candidate.grad_output is None or is_half(candidate.workload) or candidate.off(candidate.usual_output, reference):
         return
     along = {name: torch.ones_like(tensor) for name, tensor in candidate.tokens.items()}
-    number = candidate.caller.call(candidate.new_call()).number
+    answer = candidate.caller.call(candidate.new_call())
     try:
-        actual = candidate.caller.pull_back_twice(number, candidate.grad_output.clone(), along)
+        actual = candidate.caller.pull_back_twice(answer, candidate.grad_output.clone(), along)
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         yield f"it cannot be differentiated twice ({words(error)})"
         return
 
     def right(dtype: torch.dtype) -> Tensors:
         inputs = reference.drawn.map(lambda tensor: tensor.to(dtype).detach().requires_grad_())
-        answer = oracle.answer(candidate.workload, inputs, reference.rows, oracle.textbook)
-        return _twice({name: inputs.tensors[name] for name in along}, answer, reference.grad_rows.to(dtype))
+        output = oracle.answer(candidate.workload, inputs, reference.rows, oracle.textbook)
+        return _twice({name: inputs.tensors[name] for name in along}, output, reference.grad_rows.to(dtype))
 
     exact, rounded = right(torch.float64), right(candidate.usual_output.dtype)
     for name, expected in exact.items():

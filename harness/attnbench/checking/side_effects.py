@@ -68,7 +68,7 @@ def watch_call(
     if mask is not None:
         mask.lent = {}
         mask.restore()  # earlier changes are not this call's fault
-    kept = {each: tensor.detach().clone() for each, tensor in given.items()}
+    copies = {id(tensor): _stored(tensor.detach()).clone() for tensor in given.values()}  # one for each tensor
     seeds = _seeds()
     poison(given.values(), mask)
     try:
@@ -79,13 +79,20 @@ def watch_call(
         for generator, _, state in (seeds[each] for each in reseeded):
             generator.set_state(state)
     lent = {} if mask is None else mask.lent
-    changed = [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]
+    changed = [each for each, tensor in given.items() if not _is_same(_stored(tensor.detach()), copies[id(tensor)])]
     if changed := [*changed, *(each for each, (tensor, copy) in lent.items() if not _has_same_bytes(tensor, copy))]:
         faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
     if forms:
         faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
     if reseeded:
         faults[SEED] = f"the {name} set the seed of {', '.join(reseeded)}: what others draw repeats after it"
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """Return a tensor without the repetitions of expanded axes, whose stride is 0."""
+    for axis, stride in enumerate(tensor.stride()):
+        tensor = tensor if stride else tensor.narrow(axis, 0, min(1, tensor.shape[axis]))
+    return tensor
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:

@@ -111,21 +111,25 @@ class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
     same_as: str
 
 
-class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A judge's request for the gradients of call number `call`, given the gradient of its output.
+class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A judge's request about a candidate. `exchange` is the path of the file that contains `tensors`.
 
-    `exchange` is the path of the file that contains `tensors`. `forget` lists the numbers of modules that are no longer
-    used.
+    `forget` lists the numbers of modules that are no longer used.
     """
 
-    call: int = 0
     exchange: str
     forget: tuple[int, ...]
     tensors: dict[str, TensorHeader]
 
 
-class Call(Backward, frozen=True, kw_only=True, tag=True):
-    """A judge's request for a call of module number `module`, as in checking/calls.py.
+class Backward(Asked, frozen=True, kw_only=True, tag=True):
+    """A request for the gradients of call number `call`, given the gradient of its output."""
+
+    call: int
+
+
+class Call(Asked, frozen=True, kw_only=True, tag=True):
+    """A request for a call of module number `module`, as in checking/calls.py.
 
     If there are `weights`, they are loaded first. `workload` is a Workload as JSON: most calls have the same one. The
     fields from `rule` on are those of the mask (contract.BoundMask) that may differ from the workload's.

@@ -4,11 +4,12 @@ The judge draws inputs, computes the right answers and compares; it never import
 exchange messages, and tensors as bytes in a shared file, so nothing that the candidate sends is executed.
 """
 
+import math
 import os
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from attnbench.case import GIVEN
+from attnbench.case import GIVEN, output_shape
 from attnbench.checking import calls, side_effects
 from attnbench.checking.calls import Answer, Here, Instance
 from attnbench.checking.memory import MASK_FORMS
@@ -28,6 +29,7 @@ from attnbench.devices import device
 from attnbench.processes.messages import (
     FILES,
     Ask,
+    Asked,
     Backward,
     Call,
     Failed,
@@ -43,6 +45,7 @@ from attnbench.workloads.workload import Workload
 
 NUM_INPUTS = 32  # number of latest inputs that are kept, so that an input that is sent again gets the same memory
 GRADIENT, ALONG = "incoming gradient", "along "
+MOST_AT_ONCE = 2**30  # bytes: Linux transfers less than 2 GiB in one system call, and macOS refuses more
 
 
 class CandidateError(FailedError):
@@ -99,8 +102,8 @@ class TensorFile:
 
     def _write(self, held: npt.NDArray[np.uint8], at: int) -> None:
         rest = held.data
-        while rest:  # the system writes at most 2 GiB at a time
-            count = os.pwrite(self._file, rest, at)
+        while rest:
+            count = os.pwrite(self._file, rest[:MOST_AT_ONCE], at)
             rest, at = rest[count:], at + count
 
     def read(self, place: TensorHeader) -> Tensor:
@@ -112,14 +115,25 @@ class TensorFile:
         held = torch.empty(place.num_bytes, dtype=torch.uint8)
         rest, at = held.numpy().data, place.at
         while rest:
-            if not (count := os.preadv(self._file, [rest], at)):
+            if not (count := os.preadv(self._file, [rest[:MOST_AT_ONCE]], at)):
                 raise ValueError("a tensor was announced but not sent")
             rest, at = rest[count:], at + count
         return held
 
     def receive(self, place: TensorHeader, device: torch.device | str = "cpu") -> Tensor:
-        """Return a copy of a sent tensor on `device`, with the layout of the original."""
-        tensor = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
+        """Return a copy of a sent tensor on `device`, with the layout of the original.
+
+        Raises:
+            ValueError: there is no such dtype, or the layout does not fit into the storage.
+        """
+        dtype = getattr(torch, place.dtype, None)
+        if not isinstance(dtype, torch.dtype) or min(place.offset, place.num_bytes, *place.shape, *place.stride) < 0:
+            raise ValueError("a tensor was announced in no allowed form")
+        if 0 not in place.shape:
+            last = place.offset + sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
+            if (last + 1) * dtype.itemsize > place.num_bytes:
+                raise ValueError("a tensor was announced that exceeds its storage")
+        tensor = torch.empty(0, dtype=dtype, device=device)
         return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
 
 
@@ -163,7 +177,6 @@ class Remote:
             self._num_modules += 1
             number = self._num_modules
             weakref.finalize(instance, self._forgotten.append, number)
-        self._numbers[instance] = number, instance.weights
         given = {} if call.grad_output is None else {GRADIENT: call.grad_output}
         of_module = {} if sent is instance.weights else instance.weights.tensors()
         tensors, weights = self._exchange.send(call.tensors | given, of_module)
@@ -184,25 +197,46 @@ class Remote:
             chunks=mask.chunks,
             cache=mask.cache,
         )
+        self._numbers[instance] = number, instance.weights
         self.has_pack = reply.has_pack
-        made = self._received(reply, mask.device)
-        output = made.pop("output")
-        return Answer(output=output, gradients=made, number=reply.number, overwritten=reply.overwritten)
+        made = self._received(reply, call)
+        output = made.pop("output", None)
+        calls.require_form(call.workload, output)
+        assert output is not None
+        if made:
+            calls.require_gradients(call, made, has_pack=self.has_pack)
+        return Answer(call=call, output=output, gradients=made, number=reply.number, overwritten=reply.overwritten)
 
-    def pull_back(self, number: int, grad_output: Tensor) -> dict[str, Tensor]:
+    def pull_back(self, answer: Answer, grad_output: Tensor) -> dict[str, Tensor]:
         """Return the gradients of an earlier call; see `calls.Caller`."""
-        return self.pull_back_twice(number, grad_output, {})
+        made = self._pulled_back(answer, {GRADIENT: grad_output})
+        if made:
+            calls.require_gradients(answer.call, made, has_pack=self.has_pack)
+        return made
 
-    def pull_back_twice(self, number: int, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the second derivatives of an earlier call, or its gradients if `along` is empty."""
-        tensors = {GRADIENT: grad_output} | {f"{ALONG}{name}": tensor for name, tensor in along.items()}
-        reply = self._asked(Backward, call=number, tensors=self._exchange.send(tensors)[0])
-        return self._received(reply, grad_output.device)
+    def pull_back_twice(self, answer: Answer, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the second derivatives of an earlier call; see `calls.Caller`."""
+        of_along = {f"{ALONG}{name}": tensor for name, tensor in along.items()}
+        return self._pulled_back(answer, {GRADIENT: grad_output} | of_along)
 
-    def _received(self, reply: Tensors, where: torch.device) -> dict[str, Tensor]:
+    def _pulled_back(self, answer: Answer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        reply = self._asked(Backward, call=answer.number, tensors=self._exchange.send(tensors)[0])
+        return self._received(reply, answer.call)
+
+    def _received(self, reply: Tensors, call: calls.Call) -> dict[str, Tensor]:
+        """Return the tensors of a reply on the device of a call's mask.
+
+        Raises:
+            FormError: a tensor takes more memory than the output, the inputs and the weights of the call can need.
+        """
+        known = [*call.tensors.values(), *call.instance.weights.tensors().values()]
+        most = 8 * max(math.prod(output_shape(call.workload)), *(tensor.numel() for tensor in known))
+        if any(header.num_bytes > most for header in reply.tensors.values()):
+            raise calls.FormError("a result is larger than any that the call can have")
+        where = call.mask.device
         return {name: self._exchange.receive(header, where) for name, header in reply.tensors.items()}
 
-    def _asked(self, kind: type[Backward], **fields: Any) -> Tensors:  # noqa: ANN401 - the fields of `kind`
+    def _asked(self, kind: type[Asked], **fields: Any) -> Tensors:  # noqa: ANN401 - the fields of `kind`
         """Send a request to the candidate's process; return the reply.
 
         Raises:
@@ -226,7 +260,9 @@ class Candidates:
 
     _exchange: TensorFile  # the judge's file
 
-    def __init__(self) -> None:
+    def __init__(self, on_step: Callable[[], object] = lambda: None) -> None:
+        """Start without modules; `on_step` is called before each backward pass."""
+        self._on_step = on_step
         self._here: Here | None = None
         self._instances: dict[int, Instance] = {}
         self._inputs: OrderedDict[tuple[str, TensorHeader], Tensor] = OrderedDict()
@@ -234,10 +270,10 @@ class Candidates:
         self._bound = cache(BoundMask)
         self._changed = cache(msgspec.structs.replace)  # of workloads
 
-    def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
+    def answer(self, request: Call | Backward, implementation: Implementation, workload: Workload) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate propagate."""
         self._exchange = self._opened(request.exchange)
-        self._here = here = self._here or Here(implementation)
+        self._here = here = self._here or Here(implementation, self._on_step)
         for number in request.forget:
             self._instances.pop(number, None)
         try:
@@ -263,8 +299,8 @@ class Candidates:
         grad_output = sent.pop(GRADIENT)
         along = {name.removeprefix(ALONG): tensor for name, tensor in sent.items()}
         if along:
-            return here.pull_back_twice(request.call, grad_output, along)
-        return here.pull_back(request.call, grad_output)
+            return here.pull_back_twice_by(request.call, grad_output, along)
+        return here.pull_back_by(request.call, grad_output)
 
     def _as_call(self, request: Call, implementation: Implementation, workload: Workload) -> calls.Call:
         """Build the requested call on the device of `workload`, the cell's; the judge's tensors may be on the host.

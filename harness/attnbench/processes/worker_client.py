@@ -220,7 +220,7 @@ class Template:
             size = os.stat(self.log).st_size  # noqa: PTH116 - called for every message, and much faster than Path.stat
             if size > LONGEST_LOG:
                 os.truncate(self.log, KEPT_LOG)
-            return min(size, KEPT_LOG) if size > LONGEST_LOG else size
+            return KEPT_LOG if size > LONGEST_LOG else size
         return 0
 
     def printed_since(self, start: int) -> str:

@@ -149,14 +149,20 @@ def answer(line: int, heartbeat: int) -> None:
     answers, requests = os.fdopen(os.dup(line), "wb", buffering=0), os.fdopen(line, "rb")
 
     def watch() -> None:
-        """Exit as soon as the coordinator is gone, because the result in progress is not needed then."""
+        """Exit as soon as the coordinator is gone, because the result in progress is not needed then.
+
+        On macOS, poll does not report this; a worker ends there at its next read.
+        """
         closing = select.poll()
         closing.register(requests, 0)  # nothing but its end
         closing.poll()
         os._exit(0)
 
     def next_line() -> bytes:
-        if not (text := requests.readline()).endswith(b"\n"):  # the coordinator ended while writing
+        text = b""
+        with suppress(OSError):  # the coordinator ended before it had read a reply
+            text = requests.readline()
+        if not text.endswith(b"\n"):  # it ended, perhaps while writing
             os._exit(0)
         return text
 

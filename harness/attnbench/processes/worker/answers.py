@@ -238,7 +238,7 @@ class Worker:
     def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
         """Start without implementations. A judge needs `consult`, which calls the process with the candidate."""
         self.heartbeat, self.consult = heartbeat, consult
-        self.exchange, self.candidates = TensorFile(), Candidates()
+        self.exchange, self.candidates = TensorFile(), Candidates(self.heartbeat.beat)
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.prepare_device = cache(_prepare_device)  # by device: once in this process
         self.load_error: Exception | None = None  # error of the last implementation that could not be imported
@@ -273,7 +273,7 @@ class Worker:
         if function not in {"profile", "trace", "observe"}:
             self.observed = None
         if function != "compute":
-            self.candidates = Candidates()
+            self.candidates = Candidates(self.heartbeat.beat)
         usual = torch.get_float32_matmul_precision()
         if (precision := workload.float32_matmul_precision) != usual:
             torch.set_float32_matmul_precision(precision)
