@@ -1,4 +1,4 @@
-"""Check an implementation with probes (kinds of inputs) and rules (properties of attention), and again while timed.
+"""Check an implementation with probes (kinds of inputs) and rules (properties of attention), and while it is timed.
 
 In a session with `--referee`, the calls of a timing sample are judged after it. Each call has its own inputs: the timed
 inputs with the signs of random columns flipped. This changes every score, so code cannot reuse an earlier answer. The
@@ -43,7 +43,7 @@ NUM_ROWS = 8  # query rows that the oracle computes for a timed call, besides th
 MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S), a thorough `judge` computes every row with the oracle."""
 ROWWISE = "gradient of query"
-"""In scope `attention`, no other query affects row t of this gradient, so the oracle can compute just a few rows."""
+"""In scope `attention`, row t of this gradient depends on no query but t, so the oracle can compute just a few rows."""
 NUM_EARLIER = 32  # a wrong output is compared with the right answers to this many earlier calls
 
 Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]
@@ -76,8 +76,8 @@ def compare(
 
     The candidate is an implementation in this process, or the caller of one in another process. If a call changes its
     inputs or other shared state, this violation is the only result. `known` contains results of rules at other
-    workloads: those that `RulesAt` lets apply here are reused, and new results are added. `rejects` contains
-    values of REJECTABLE: these behaviours make an implementation wrong instead of being only noted.
+    workloads: those that apply here are reused (see `RulesAt`), and new results are added. Behaviours in `rejects`
+    (values of REJECTABLE) make an implementation wrong; other behaviours of REJECTABLE are only noted.
 
     Raises:
         ValueError: no probe can show anything here, because correct code overflows in the workload's dtype.

@@ -138,7 +138,7 @@ def cuts(length: int) -> Iterator[int]:
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes that omit the last queries from gradients of key or value, or the last keys from that of query."""
+    """Yield mistakes that omit the last queries in gradients of key or value, or the last keys in that of the query."""
     for first, frozen in itertools.product(cuts(workload.seq_len), (("key", "value"), ("key",), ("value",))):
         late = lambda _, query, __, first=first: query >= first  # noqa: E731
         detail = f"queries from {first} on, in the gradient of {' and '.join(frozen)}"

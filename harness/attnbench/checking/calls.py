@@ -52,9 +52,9 @@ class Instance:
 class Call:
     """A call of the code under test, at `workload`, on `tensors` by name (as in `Inputs`), under `mask`.
 
-    Tensors that are the same object, or share memory, do so in the call, too. Calls with one `instance` are made by one
-    module. With `grad_output`, the output's gradient, the answer has gradients, of the last of `num_passes` backward
-    passes: of all tensors and weights but those in `frozen`. `seed` is set before the call; None: none is.
+    Tensors that are the same object, or share memory, do so in the call, too. Calls with the same `instance` use
+    one module. If `grad_output`, the output's gradient, is given, the answer has the gradients of all tensors and
+    weights except those in `frozen`, from the last of `num_passes` backward passes. A `seed` is set before the call.
     """
 
     workload: Workload
@@ -102,7 +102,7 @@ class Caller(Protocol):
     has_pack: bool
 
     def unsupported(self, workload: Workload) -> str | None:
-        """Return why a workload cannot be called, if that is known without a call, or None."""
+        """Return why the implementation does not support a workload; None if it does, or if only a call can show it."""
 
     def call(self, call: Call) -> Answer:
         """Make a call.
@@ -163,7 +163,7 @@ class Here:
         self.has_pack = False
 
     def unsupported(self, workload: Workload) -> str | None:
-        """Return why the implementation does not support a workload, or None."""
+        """Return why the implementation does not support a workload; None if it does."""
         return self.implementation.unsupported(workload)
 
     def call(self, call: Call) -> Answer:
@@ -233,7 +233,7 @@ class Here:
         return {name: each.detach() for name, each in zip(along, made, strict=True) if each is not None}
 
     def _module(self, call: Call) -> nn.Module:
-        """Return the module of a call's instance, which is built at first use, with the instance's weights loaded.
+        """Return the module of a call's instance, built at first use, with the instance's current weights.
 
         Raises:
             ValueError: in scope `attention`, the module has no `attend`.
@@ -266,7 +266,7 @@ def _mode(name: str) -> AbstractContextManager[Any]:
 
 
 def _is_overwritten(called: _Called) -> bool:
-    """Return whether a later call changed the output of a call; an output that is an input's memory does not count.
+    """Return whether a later call changed the output of a call; False if the output shares memory with an input.
 
     The kept copy then becomes the changed output, so that one change counts once.
     """
@@ -285,7 +285,7 @@ def canonical_gradients(module: nn.Module, weights: Weights, given: Mapping[str,
     `pack` is linear, so autograd applies its transpose. The gradient of a weight that no parameter contains is 0.
 
     Raises:
-        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
+        ValueError: `pack` does not name every parameter, so some gradient would go unchecked.
     """
     with torch.enable_grad():
         watched = weights.filled().map(lambda tensor: tensor.detach().clone().requires_grad_())

@@ -56,7 +56,7 @@ SHORTLIST = 24  # number of mistakes, the nearest on one probe, that are compare
 MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
 """The most tensors whose wrong part is described, and the largest share of a tensor's rows that counts as a part."""
 MOST_HONEST = 0.6
-"""Largest error of correct code, as a share of its limit. A wrong part is described if no error outside exceeds it."""
+"""Largest error of correct code, as a share of its limit. A wrong part is described if errors elsewhere are smaller."""
 MOST_GAPS = 0.7  # wrong rows are called "from row n on" if more than this share of these rows is wrong
 MATCH = 4.0
 """A mistake explains a tensor whose distance from the mistake's answer is at most this many tolerances."""
@@ -99,7 +99,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """An explanation: complete sentences, the names of mistakes, and the first step that differs."""
+    """An explanation in complete sentences, with the names of mistakes and the first step that differs."""
 
     words: str
     names: tuple[str, ...] = ()
@@ -158,7 +158,8 @@ class Evidence:
 
         The mistake's output is computed in float64 and in the candidate's dtype. The smaller distance counts, and the
         difference between the two outputs widens the tolerance. `region`, boolean (B, H, R) or (B, R), marks the rows
-        to compare. If `is_quick`, only float64 is used; the result is infinite if the right answer is nearly as near.
+        to compare. If `is_quick`, only float64 is used, and the result is infinite unless the mistake's output is
+        clearly nearer than the right one.
         """
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows, has_gradients=False)
@@ -172,7 +173,7 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Return whether each tensor is near the mistake's tensor and, if it is in `wrong`, far from the right one."""
+        """Return whether each tensor is near the mistake's and, if in `wrong`, clearly nearer than to the right one."""
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows)
         exact, own = answers(), dict[str, Tensor]()
@@ -197,7 +198,7 @@ class Evidence:
 def explain(
     references: References, candidate: Implementation | Caller, wrong: Agreement, rejects: Collection[str] = ()
 ) -> Agreement:
-    """Add a diagnosis to the agreement of a wrong candidate, which is called again; its exceptions propagate.
+    """Add a diagnosis to the agreement of a wrong candidate. The candidate is called again; its exceptions propagate.
 
     Computing float64 inputs in float32 counts as a convention, not as a mistake, unless `rejects` contains it.
     """
@@ -301,7 +302,7 @@ def cut(evidence: list[Evidence]) -> None:
 
 
 def simpler(workload: Workload) -> Iterator[Workload]:
-    """Yield simpler workloads, simplest first: without projections, at a short length, with fewer heads and rows."""
+    """Yield simpler workloads, simplest first: no projections, a short length, fewer heads, and fewer batch rows."""
     bare = msgspec.structs.replace(workload, scope="attention", bias="all") if workload.scope == "module" else workload
     for each in dict.fromkeys((bare, workload)):
         if each.num_scores > MOST_SCORES:
@@ -369,7 +370,7 @@ def _wrong_names(evidence: list[Evidence]) -> list[str]:
 
 
 def _factor(evidence: list[Evidence]) -> Finding | None:
-    """Describe the factors and the parts if each tensor's wrong part is a constant times the right part; else None."""
+    """Return a finding if the wrong part of each wrong tensor is a constant times the right values; else None."""
     sentences, kinds, step = [], [], "context"
     of_tokens = {"gradient of x", "gradient of context"}  # they follow from the other gradients
     names = [name for name in _wrong_names(evidence) if name not in of_tokens]
@@ -477,7 +478,7 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 
 def _known(evidence: list[Evidence]) -> Finding | None:
-    """Return a finding on mistakes that explain the whole output or, if only some rows are wrong, those; or None."""
+    """Return a finding if mistakes explain the output or, where only some of its rows are wrong, these; else None."""
     if not any(each.is_wrong("output") for each in evidence):
         return None
     workload, where = evidence[0].reference.workload, ""
@@ -499,7 +500,7 @@ def _known(evidence: list[Evidence]) -> Finding | None:
 
 
 def _backward(evidence: list[Evidence]) -> Finding | None:
-    """Find the mistakes of the backward pass that explain all gradients; None if the output is wrong, or none does."""
+    """Return a finding if the output is right and mistakes of the backward pass explain all gradients; else None."""
     if "output" in (names := _wrong_names(evidence)):
         return None
     these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))
@@ -584,7 +585,7 @@ def _unknown(caller: Caller, evidence: list[Evidence], wrong: Agreement) -> Find
 
 
 def _differs(caller: Caller, reference: Reference) -> bool:
-    """Return whether equal calls differ by more than the tolerance (addresses change roundings), or one fails."""
+    """Return whether equal calls differ by more than the tolerance (roundings depend on addresses), or fail."""
     try:
         one, other = (call_candidate(caller, reference).output.detach() for _ in range(2))
     except Exception:  # noqa: BLE001 - a candidate may fail on further calls
@@ -593,7 +594,7 @@ def _differs(caller: Caller, reference: Reference) -> bool:
 
 
 def _between_calls(caller: Caller, evidence: list[Evidence], wrong: Agreement) -> Finding | None:
-    """Explain why equal calls differ: by state kept from an earlier call, or by a race; return None if by neither."""
+    """Explain why equal calls differ: by state kept from an earlier call, or by a race; None if neither fits."""
     reference, *others = [each.reference for each in evidence]
     if not others:
         return None
@@ -627,7 +628,7 @@ def _between_calls(caller: Caller, evidence: list[Evidence], wrong: Agreement) -
 
 
 def _shows_weights(reference: Reference) -> bool:
-    """Return whether `describe_weights` is possible, and fast enough: it makes S / V calls."""
+    """Return whether `describe_weights` is possible, and fast enough: it makes about S / V calls."""
     workload = reference.workload
     has_all_rows = len(reference.rows) == workload.seq_len
     return workload.scope == "attention" and workload.kv_len <= MOST_KEYS and has_all_rows
@@ -709,7 +710,7 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
 def visible_keys(seen: Tensor, right: Tensor) -> str:
     """Describe `seen` (T, S), the visible keys, as a range of keys relative to the query, if one fits all queries.
 
-    Otherwise the differences from the `right` mask are described.
+    If none fits, describe the differences from the `right` mask.
     """
     ahead = torch.arange(seen.shape[1]) - torch.arange(len(seen))[:, None]
     low, high = int(ahead[seen].min()), int(ahead[seen].max())

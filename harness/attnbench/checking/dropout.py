@@ -98,7 +98,7 @@ def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) ->
         return replace(drawn, tensors=drawn.tensors | changed)
     source = "context" if "context" in drawn.tensors else "x"
     tokens = drawn.tensors[source].clone()
-    tokens[..., keys] = torch.eye(workload.kv_len, dtype=tokens.dtype)  # each token is a unit vector of its position
+    tokens[..., keys] = torch.eye(workload.kv_len, dtype=tokens.dtype)  # each token contains its position's unit vector
     given, zeros = drawn.weights, drawn.weights.map(torch.zeros_like)
     zeros.value[:, columns, keys] = 1.0
     weights = replace(given, query=0.5 * given.query, value=zeros.value, value_bias=zeros.value_bias)

@@ -60,7 +60,7 @@ _WRITTEN: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
 
 
 def _written(mask: Tensor, _: tuple[int, ...]) -> Tensor:
-    """Write a mask into the tensor that the last call with a mask of this shape got; return this tensor."""
+    """Write a mask into the tensor kept for masks of its shape, dtype and device; return this tensor."""
     return _WRITTEN.setdefault((mask.shape, mask.dtype, mask.device), torch.empty_like(mask)).copy_(mask)
 
 

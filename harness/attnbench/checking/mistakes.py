@@ -57,10 +57,10 @@ MOST_TILES = 12
 NUM_PARTS = (2, 3, 4, 8)  # numbers of parts into which the keys are split
 FILLS = (-10.0, -100.0, -1e3, -1e4, -2e4, -4e4, -65504.0)
 """Scores that code may give hidden keys instead of minus infinity."""
-WEAK = -1e3  # hidden keys with higher scores get weight on normal inputs
+WEAK = -1e3  # hidden keys with a higher fill get weight on normal inputs
 FLOORS = (0.0, -10.0, -100.0, -1e3, -1e4, -65504.0)
 """Initial values of a running maximum instead of minus infinity."""
-TINY = 1e-37  # added to a sum, which may be 0 because of the floor
+TINY = 1e-37  # added to the sum, which may be 0 because of the floor
 TILE = "a tile"
 CLAMPS = (10.0, 20.0, 50.0, 80.0)  # largest absolute scores after clamping
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
@@ -187,7 +187,7 @@ def joined_masks(workload: Workload) -> Iterator[WrongMask]:
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:
     """Yield every distinct wrong mask, as a mistake.
 
-    With a single query, a mask aligned at the other end may hide nothing, as if ignored; both mistakes are yielded.
+    With a single query, a mask aligned at the wrong end may hide nothing, like an ignored mask; both are yielded.
     """
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (workload.batch_size, workload.num_heads, -1, -1)
@@ -343,7 +343,7 @@ def projections(workload: Workload) -> Iterator[Mistake]:
 
 
 def with_output_bias(attended: Tensor, weights: Weights, times: int) -> Tensor:
-    """Return the step `output` with its bias added `times` times."""
+    """Compute the step `output`, with the output bias added `times` times."""
     assert weights.out_bias is not None
     return oracle.output(attended, weights) + (times - 1) * weights.out_bias
 
@@ -361,7 +361,7 @@ def tiles_of(length: int) -> Iterator[tuple[str, range]]:
 
 
 def counted(scores: Tensor, mask: RowMask, keys: range, times: int) -> Tensor:
-    """Return masked scores (B, H, R, S), changed so that the softmax counts `keys` a number of `times` (0: never)."""
+    """Return masked scores (B, H, R, S), changed so that the softmax counts each of `keys` `times` times."""
     among = (keys.start <= mask.keys) & (mask.keys < keys.stop)
     more = scores.new_full((), times).log()  # -inf for 0 times
     return hide(mask.changed(scores).where(~among, mask.changed(scores) + more), mask.seen)
@@ -395,7 +395,10 @@ def partial_softmaxes(masked: Tensor, mask: RowMask, lengths: tuple[int, ...], m
 
 
 def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
-    """Compute an online softmax that, if the maximum grows, does not rescale "sum", "output" or both ("maximum")."""
+    """Compute an online softmax that does not rescale the sum, the output or both when the maximum grows.
+
+    `forgotten` is "sum", "output" or, for both, "maximum".
+    """
     maximum, powers = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min), []
     for scores in masked.split(tile, dim=-1):
         maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))

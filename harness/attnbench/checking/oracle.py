@@ -72,7 +72,7 @@ class RowMask:
     heads: slice = field(default_factory=lambda: EVERY)
 
     def part(self, head: int, row: int | None = None) -> "RowMask":
-        """Return the mask of one head, and of one batch row or all; it shares `seen` with this mask.
+        """Return the mask of one head in one batch row, or in all if `row` is None; it shares `seen` with this mask.
 
         A part returns itself.
         """
@@ -156,7 +156,7 @@ def row_mask(
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Multiply matrices (..., I, J) and (..., J, K); on the CPU, half precision is summed in float32, then rounded.
 
-    GPUs sum like this, too. Where a processor has no such instruction, torch takes up to ten times as long by itself.
+    GPUs sum like this, too. On processors without half-precision instructions, `@` takes up to ten times as long.
     """
     if torch.finfo(left.dtype).bits < 32 and left.is_cpu:  # noqa: PLR2004 - float32's
         return (left.float() @ right.float()).to(left.dtype)

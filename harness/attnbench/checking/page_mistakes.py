@@ -46,14 +46,14 @@ class Pages:
         return self.between(mask, self.query - self.cache.window + 1 if self.cache.window else 0 * last, last)
 
     def between(self, mask: RowMask, first: Tensor, last: Tensor) -> Tensor:
-        """Return whether each key is one of the query's request, at position `first` (T,) to `last` (T,): (R, S)."""
+        """Return whether each key is of the query's request and at a position from `first` to `last` (T,): (R, S)."""
         own, first, last = (each[mask.rows, None] for each in (self.of_query, first, last))
         return (own == self.of_key) & (first <= self.key) & (self.key <= last)
 
     def read(self, table: Tensor, *, is_swapped: bool = False) -> Tensor:
         """Return for each key (S,) the index of the key that code reads instead with block table `table`.
 
-        It is -1 for an unused slot. If `is_swapped`, page number and slot change places in the address.
+        The index is -1 for an unused slot. If `is_swapped`, page number and slot change places in the address.
         """
         size, num_pages = self.cache.page_size, self.layout.num_pages
         keys_of = torch.full((num_pages * size,), -1)
@@ -83,7 +83,7 @@ def lengths(pages: Pages) -> Iterator[Mistake]:
         end = pages.totals[pages.of_query] - 1
         for is_moved in (True, False):
             last = pages.query + of_query if is_moved else torch.minimum(pages.query, end + of_query)
-            extra = (last - end).clamp(min=0) if is_moved else of_query.clamp(min=0)  # number of extra keys of 0
+            extra = (last - end).clamp(min=0) if is_moved else of_query.clamp(min=0)  # number of extra keys that are 0
 
             def scored(scores: Tensor, mask: RowMask, last: Tensor = last) -> Tensor:
                 return hide(mask.changed(scores), pages.seen(mask, last))
@@ -212,7 +212,7 @@ def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: AN
 
 
 def merges(pages: Pages) -> Iterator[Mistake]:
-    """Yield mistakes that average the softmaxes of parts of a request's keys, instead of weighting by logsumexp."""
+    """Yield mistakes that average the softmaxes of parts of a request's keys, without weights from the logsumexp."""
 
     def merged(number_of: Tensor, scores: Tensor, _: RowMask) -> Tensor:
         parts = [scores.where(number_of == part, -math.inf) for part in range(int(number_of.max()) + 1)]

@@ -16,8 +16,8 @@ from attnbench.workloads.batch import Request, written
 from attnbench.workloads.workload import Workload
 
 MORE_KEYS = 600
-"""Extra keys of each request in some calls: enough that a kernel which splits the keys uses more than one part."""
-MOST_ALONE = 3  # most requests of a batch for each of which the rule `neighbours` makes a call of its own
+"""Extra keys of each request in some calls: enough for kernels that split the keys to use more than one part."""
+MOST_ALONE = 3  # the rule `neighbours` calls at most this many requests of a batch alone
 
 
 @rule(ANOTHER_BATCH, *USUAL)
@@ -60,9 +60,9 @@ def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(NEIGHBOURS, *USUAL, is_noted=True)
 def _neighbours(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a call of one request gives the same bits as a call of the whole batch gives for this request.
+    """Check that the output for a request has the same bits alone as in a batch.
 
-    The rule applies only if the bits do not depend on the pages' places in the pool.
+    The rule applies only if these bits do not depend on where the pages are in the pool.
     """
     if not candidate.workload.page_size or candidate.off(candidate.usual_output, candidate.normal):
         return

@@ -32,8 +32,8 @@ SHIFTS = {"float64": 300.0, "float32": 300.0, "float16": 300.0, "bfloat16": 112.
 """Shifts of a query's scores in `draw_shifted`, by dtype. Exponentials of such scores overflow float32, or vanish;
 bfloat16 lacks the digits for larger shifts."""
 LARGEST_PRODUCT = 3e4
-"""Largest product of a query and a key in float16: about half of the dtype's range, because some code multiplies by the
-scale only afterwards."""
+"""Largest product of a query and a key in float16: about half of the dtype's range, because some code applies the scale
+only afterwards."""
 POINTED, POINTED_OF_HUGE = 0.4, 0.2
 """Approximate difference between the score of the key that a query points at and its other scores, as a share of the
 largest absolute score; POINTED_OF_HUGE is for `draw_huge`."""
@@ -66,7 +66,7 @@ def forget_drawn() -> None:
 
 
 def draw_near(workload: Workload, seed: int) -> Inputs:
-    """Draw the normal inputs with a new middle row in each tensor of TOKENS; first and last rows are unchanged."""
+    """Draw the normal inputs with a new middle row in each tensor of TOKENS; all other rows are unchanged."""
     inputs, fresh = normal(workload, seed), normal(workload, seed + 1)
     tensors = {name: inputs.tensors[name].clone() for name in TOKENS if name in inputs.tensors}
     for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
 
 
 def needle_targets(workload: Workload, draws: Generator) -> Tensor:
-    """Choose the key that each query points at, by index (T,): near the query, an end, a tile's edge, or at random."""
+    """Choose the index of the key that each query points at (T,), from the places that `draw_needles` describes."""
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
@@ -207,8 +207,8 @@ def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator)
     """Shift all scores of each query up or down by `shift`, with a random sign.
 
     In scope `attention`, column 0 is the same number in all keys; the scaled product of it and column 0 of a query is
-    the shift. In scope `module`, feature 0 of a query's token becomes the sign, and feature 1 of a key's token 1. Of
-    these features the query projection reads only feature 0, the key projection only feature 1.
+    the shift. In scope `module`, feature 0 of a query's token becomes the sign, and feature 1 of a key's token becomes
+    1. Of these two features, the query projection reads only feature 0, and the key projection only feature 1.
     """
     scale = workload.score_scale
     if workload.scope == "attention":

@@ -1,4 +1,4 @@
-"""The right answer to each probe, its tolerance, and the error of a candidate, which is the implementation under test.
+"""The right answer to each probe, its tolerance, and the error of a candidate (the implementation under test).
 
 The yardsticks of `tolerance.py` are plain textbook forms in the workload's dtype. Source: the tests of
 https://github.com/Dao-AILab/flash-attention, which allow twice the error of such a form. Shapes as in the contract; R
@@ -36,14 +36,14 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SCREENED = "needles"
-"""The probe on which every row of a long output is screened: compared with a plain textbook evaluation. Its output rows
-are not means of many values, so they are not near 0."""
+"""The probe on which every row of a long output is screened, that is, compared with a plain textbook evaluation. On
+this probe no row of the output is a mean of many values, so none is near 0."""
 NUM_SUSPECTS = 8
 """Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
-"""With at most FEW scores, yardsticks may have no error by luck. They are then computed on MOVED_IF_FEW copies of the
-inputs, each changed by a rounding, instead of on one such copy. Inference in half precision, where two nearly equal
-scores may change places, takes two."""
+"""Yardsticks are computed on the inputs and on copies of these changed by a rounding. With at most FEW scores,
+yardsticks may be exact by luck, so there are MOVED_IF_FEW copies. In inference in half precision, where two nearly
+equal scores may change places, there are two; otherwise there is one."""
 LENIENCY_OF_LARGE = 4.0
 """Factor of the limits at large scores: a weight near a tie depends on a score's last bit, so errors vary more."""
 QUICK_SHARE = 0.5
@@ -72,7 +72,7 @@ EMPTY_YARDSTICKS times the rounding error of the convention's answer in the dtyp
 
 
 class UncheckableError(Exception):
-    """The candidate offers no way to check a result that is to be timed; the message names the result."""
+    """A gradient that is to be timed cannot be checked; the message names the gradient."""
 
 
 def _require_informative(output: Tensor) -> None:
@@ -102,7 +102,7 @@ class Reference:
     ) -> None:
         """Evaluate the oracle at some query rows; textbook forms are evaluated later, when a tolerance is needed.
 
-        Both run on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,) are
+        All run on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,) are
         the compared rows of the output and of the query's gradient, by default those of `oracle.checked_rows`.
         `grad_rows` (B, H, R, V), in scope `module` (B, R, D), is the output's gradient at these rows, by default
         random. `mask` changes the workload's mask. Gradients are compared if the direction has them and `has_gradients`
@@ -140,7 +140,7 @@ class Reference:
         self.least = self.tolerances if is_half(workload) else {name: self._tolerance_of(name) for name in expected}
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
-        """Return `scales_of` an answer, in which the scale of SUMMED is at least the size of its intermediate sums."""
+        """Return the scales of an answer; a scale of SUMMED above 0 is raised to the size of its intermediate sums."""
         scales = scales_of(answer)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
@@ -166,8 +166,8 @@ class Reference:
     def judge(self, name: str, candidate: Tensor) -> TensorError:
         """Compare a candidate's tensor with the right one.
 
-        Yardsticks take longer than everything else. They are computed only for an error above QUICK_SHARE of the limit
-        for roundings alone, because the tolerance is never smaller than that limit.
+        The tolerance is never smaller than the limit for roundings alone. Yardsticks take long to compute, so they are
+        computed only if an error exceeds QUICK_SHARE times that limit.
 
         Raises:
             VacuousError: see `tolerances`.
@@ -212,14 +212,14 @@ class Reference:
         return answers(self._compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
-        """Return the rounded inputs for the compared rows, in float64, on the workload's device or else on the CPU."""
+        """Return the rounded inputs at the compared rows in float64, on the device or, if it lacks float64, the CPU."""
         target = device(self.workload.device)
         where = target.torch_device if target.has_float64 else "cpu"
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)
         return reduced.map(lambda tensor: tensor.to(where).double())
 
     def _yardsticks(self, exact: Inputs) -> dict[str, list[RowErrors]]:
-        """Compute the errors of textbook forms in the dtype, by tensor: on the inputs and on slightly changed ones."""
+        """Return errors of textbook forms in the workload's dtype, by tensor, on the inputs and on changed copies."""
         workload, dtype, target = self.workload, TORCH_DTYPES[self.workload.dtype], device(self.workload.device)
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         where = target.torch_device if target.has_float64 or has_own_products else "cpu"
@@ -285,7 +285,7 @@ class Reference:
 
     @cached_property
     def _next_row(self) -> Tensor:
-        """For each query (T,), the index in `rows` of the first compared row at or after it, or of the last row."""
+        """For each query (T,), the index in `rows` of the first compared row at or after it, else of the last one."""
         later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len))
         return later.clamp(max=len(self.rows) - 1)
 
@@ -309,7 +309,7 @@ class Reference:
     def screen(self) -> Tensor | None:
         """The textbook output at every row, in float32 at least, if the rows are screened; else None.
 
-        Rows are screened on the probe SCREENED if the oracle computes only some and MOST_PAIRS allows it.
+        Rows are screened on the probe SCREENED if the oracle computes only some of them, up to MOST_PAIRS scores.
         """
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
@@ -320,9 +320,9 @@ class Reference:
             return oracle.answer(workload, inputs, torch.arange(workload.seq_len), oracle.textbook, self.on_step)
 
     def at_suspects(self, output: Tensor) -> "Reference | None":
-        """Return a reference at the NUM_SUSPECTS rows where `output` is furthest from `screen`; None if that is None.
+        """Return a reference at the NUM_SUSPECTS rows where `output` is furthest from `screen`; None without `screen`.
 
-        Distances are in units of each row's least tolerance.
+        The distance of a row is divided by the limit in `least` of the next compared row.
         """
         if self.screen is None:
             return None
@@ -334,7 +334,7 @@ class Reference:
 
 
 KEPT: dict[tuple[Workload, str, int], Reference | VacuousError] | None = None
-"""Results of `reference_for_probe`, VacuousError included, by its arguments; None if this process keeps none."""
+"""Results of `reference_for_probe`, including VacuousError, by workload, probe and seed; None: nothing is kept."""
 
 
 def keep_references() -> None:
@@ -419,7 +419,7 @@ class References:
 def answers(
     workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Callable[[Inputs], Tensor]
 ) -> dict[str, Tensor]:
-    """Return the output of `answer` and, unless in inference, gradients of inputs and canonical weights, by name."""
+    """Return by name the output of `answer` and, except in inference, gradients of inputs and canonical weights."""
     if workload.direction == "inference":
         return {"output": answer(inputs)}
     watched = inputs.map(lambda tensor: tensor.detach().requires_grad_())
@@ -475,7 +475,7 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 
     The kinds are the output, the gradients of tokens, and the gradients of weights; any other gradient is a kind by
     itself: that of a sink, for example, is a sum over all queries. Gradients of one kind are sums of terms of similar
-    size, so they share a scale: where the terms of one tensor cancel, its own values would be no more than roundings.
+    size, so they share a scale: where the terms of one tensor cancel, its values are no more than roundings.
     """
     tokens = {f"gradient of {name}" for name in TOKENS}
     kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}
@@ -489,7 +489,7 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
     """Estimate the size of intermediate sums in the gradient of value from `grad_rows` (B, H, R, V) or (B, R, D).
 
-    These are the sums over the query heads that read one value head; if one head reads it, 0 is returned. With few keys
+    These are sums over the query heads that read a value head; the result is 0 if only one head reads it. With few keys
     the terms may cancel in every element, and only their roundings remain. A query's largest weight on S keys is at
     least 1/S, so each head adds at least this share of the output's gradient.
     """
@@ -503,7 +503,7 @@ def largest(candidate: Tensor, reference: Tensor) -> float:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return the largest absolute difference; it is infinite where only one element is finite, 0 where neither is."""
+    """Return the largest absolute difference. It is infinite if only one of two elements is finite, 0 if neither is."""
     one, other = one.double().cpu(), other.double().cpu()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
@@ -520,7 +520,7 @@ class Observation:
 
 
 def call_candidate(candidate: Implementation | Caller, reference: Reference, form: str = "") -> Observation:
-    """Call a candidate with copies of a reference's inputs; `form` replaces the cache's form, if any (`batch.Cache`).
+    """Call a candidate with copies of a reference's inputs; `form` replaces the form of a cache (see `batch.Cache`).
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
@@ -546,7 +546,7 @@ def call_candidate(candidate: Implementation | Caller, reference: Reference, for
 
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
-    """Compare tensors with the reference; one without a tolerance is in the result only if it is not finite."""
+    """Compare tensors with the reference; the result omits finite tensors for which the reference has no tolerance."""
     lost = partial(TensorError, error=None, allowed=0.0, worst=(), expected=0.0)
     known = reference.expected
     compared = [reference.judge(name, tensor) for name, tensor in observed.items() if name in known]
@@ -557,7 +557,7 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
     """Compare an output at the reference's rows, then at `at_suspects` rows; return (error, reference at its rows).
 
-    The error at the suspect rows is returned only if all other rows agree and this error exceeds its limit.
+    The error at the suspect rows is returned only if it exceeds its limit and the reference's rows agree.
 
     Raises:
         VacuousError: see `Reference.tolerances`.
@@ -581,8 +581,8 @@ def apply_empty_row_convention(
     keep their differences, attention without a mask, as in cuDNN. NaN in gradients is replaced, too, where the textbook
     form has it. After a finite answer no gradients are compared, because such queries contribute to them.
 
-    The name is "", and nothing is replaced, if there are no such queries, or if their answer is right or follows no
-    convention. `only` is the convention on another probe, if known: it must be the same on all probes.
+    If there are no such queries, or if their answer is right or follows no convention, nothing is replaced, and the
+    name is "". `only` is the convention on another probe, if known: the convention must be the same on all probes.
     """
     every = None if only == "" else _empty_rows(seen, reference)
     if every is None or not (empty := every[..., reference.rows]).any():

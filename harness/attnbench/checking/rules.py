@@ -61,17 +61,17 @@ LENGTH = 35  # the short length, not a multiple of any tile length; shorter work
 OUTPUTS_APART = "outputs apart"  # a rule's name
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER, MORE = 2, 6
-"""The rule "fewer keys" makes a later call with FEWER keys less, or an earlier call with MORE times the keys."""
+"""In the rule "fewer keys", the second call has FEWER fewer keys, or the first call has MORE times the keys."""
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
-"""Exponents of the powers of 2 by which keys, values and incoming gradients are multiplied: SIZES by dtype, USUAL_SIZES
-for all other dtypes. Powers of 2 change no digit of a number."""
+"""Exponents of powers of 2, by dtype; USUAL_SIZES is for all other dtypes. Keys and values are multiplied by the first
+two powers, incoming gradients divided by the third. Powers of 2 change no digit of a number."""
 LARGE_VALUES, NO_RULE = "large values", "no rule"
 NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
 """Factors of queries. With NEARLY_EQUAL, a query's scores are nearly equal; with LARGER, they differ so much that
 exponentials of their differences overflow."""
 BEYOND_RANGE = 4.0
-"""The factor that takes products of large queries with keys beyond the range of float16."""
+"""Factor of large queries that takes their products with keys beyond the range of float16."""
 NOT_FINITE = "off by inf"
 EXPANDED = (
     {"query": 0, "key": 1, "value": 0, "x": 0, "context": 0},
@@ -82,12 +82,12 @@ EXPANDED = (
 CHUNKS, CHUNK_WORDS = (20, 5), "20, 5, then 1"  # tokens in the first chunks; the others have one token
 TWICE = 20.0  # limit of a second derivative's error, as a multiple of the textbook form's error
 LEAST_APART = 2.0**-18
-"""A relative difference between two answers that is at most this counts as rounding in any dtype."""
+"""In any dtype, a relative difference of at most this between two answers counts as rounding."""
 AXES = ("batch rows", "heads", "tokens")  # names of the first three axes of query, key and value
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
-"""Names of properties of a workload on which the result of a rule may depend: HIDING for rules about hidden keys, USUAL
-for many others. `_values` computes those that are not fields of a workload, such as "half"."""
+"""Properties of a workload, by name, on which the results of many rules depend. Some, such as "half", are not fields of
+a workload; `_values` computes them."""
 ANOTHER_BATCH, POOLS, NEIGHBOURS = "another batch", "pools in memory", "neighbours"
 RULES_OF_BATCHES = {
     "right when short",
@@ -186,7 +186,8 @@ class Candidate:
         """Call the implementation on the normal inputs, some replaced by `tensors`; return output and gradients.
 
         `of_mask` sets attributes of the BoundMask. `grad` replaces the output's gradient. Tensors in `frozen` need no
-        gradient. The last of `num_passes` backward passes gives the gradients; there are none without `grad_output`.
+        gradient. The gradients come from the last of `num_passes` backward passes; if `self.grad_output` is None, there
+        are none.
         """
         usual = None if self.grad_output is None or not num_passes else self.grad_output.clone()
         given = usual if grad is None or usual is None else grad
@@ -213,9 +214,10 @@ class Candidate:
     ) -> Outcome:
         """Compare the answer of a changed call with `expected`; return "", the difference in words, or the exception.
 
-        `give` makes the call, by default `ask` with `changes`; `words` describe it. If `expected` is a tensor, only
-        outputs are compared. Answers may differ by twice the tolerance, or by `least` times the largest expected
-        number. Queries that may get any answer are not compared.
+        `words` describe the call. `give` makes it, by default `ask` with `changes`. If `expected` is a tensor, only
+        outputs are compared, and the default is `call`. Answers may differ by twice the tolerance (more if expected
+        numbers are larger than usual), or by `least` times the largest expected number. Queries that may get any answer
+        are not compared.
         """
         asked = partial(self.call, **changes) if isinstance(expected, Tensor) else partial(self.ask, **changes)
         try:
@@ -301,8 +303,8 @@ def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
 def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a call with another mask of the same sizes is right after a call with the workload's mask.
 
-    The rule tries the first of `_other_masks` with which a call is right if no other call came before it: as a new
-    tensor, and written into the tensor of the call before, as a service that captured a graph does it.
+    The other mask is the first of `_other_masks` under which a single call is right. It is passed as a new tensor and,
+    in scope `attention`, also written into the tensor of the call before, as services with a captured graph do.
     """
 
     def answer(*masks: str, form: str = "") -> Tensor:
@@ -340,7 +342,7 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _other_masks(workload: Workload) -> Iterator[str]:
-    """Yield masks that code may support if it supports the workload's: padding with other lengths, then other kinds."""
+    """Yield masks that code for this workload may support: padding with lengths in reverse order, then other kinds."""
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     if isinstance(rule, Padding):
         yield f"padding({','.join(map(str, rule.lengths(*sizes)[::-1]))})"
@@ -460,7 +462,7 @@ def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
     for kind in ("needles", NEAR):  # needles have the same keys, and near inputs differ in every tensor
         call, other = candidate.new_call(), candidate.right(kind)
         first = candidate.caller.call(call)
-        with torch.no_grad():  # as users do; it raises the tensor's version, by which code may cache
+        with torch.no_grad():  # as users do; this raises the tensor's version, on which a cache may rely
             for name, tensor in call.tensors.items():
                 tensor.copy_(other.inputs.tensors[name])
         second = candidate.caller.call(call)
@@ -573,7 +575,7 @@ def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -
 
 @rule("sizes", "scope", "direction", "dtype")
 def _sizes(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that gradients scale with the incoming gradient; a factor moved from query to key must change nothing."""
+    """Check that gradients scale with the incoming gradient, and that a factor moved to the key changes nothing."""
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     if (usual := candidate.grad_output) is not None:
 
@@ -615,7 +617,7 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
 def _large_products(candidate: Candidate) -> Iterator[Outcome]:
     """Check that the output stays finite if unscaled products of query and key exceed the range of float16.
 
-    The rule does not compare the output's numbers with the right ones.
+    The rule does not check whether the output is right.
     """
     if (candidate.workload.scope, candidate.workload.dtype) == ("attention", "float16"):
         large = draw_large(candidate.workload, candidate.normal.seed).tensors
@@ -638,7 +640,7 @@ def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
 def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a scale of 0 weights all visible keys equally, and that negating both query and scale changes nothing.
 
-    The rule applies if the workload sets a scale. NaN or Inf at scale 0 is ignored: some code multiplies -inf by the
+    The rule applies if the workload sets a scale. At scale 0, NaN and Inf are ignored: some code multiplies -inf by the
     scale. The query is enlarged, so code that scales after taking a row's maximum fails if the scale is negative.
     """
     if candidate.workload.scale and candidate.workload.scope == "attention":
@@ -659,7 +661,7 @@ def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
 def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a call with fewer keys (and, if T = S, fewer queries) is right after a call with more keys.
 
-    Also check a call without gradients after a call with MORE times the keys, which kernels split into more parts.
+    Also check a call without gradients after a call with MORE times the keys, which kernels may split into parts.
     """
     workload, seed = candidate.workload, candidate.normal.seed
     if (length := workload.kv_len - FEWER) < 1:
@@ -754,8 +756,8 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
 def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     """Check that a function handles masks that differ between heads, or raises an error.
 
-    The rule is not tried for causal and padding masks, because code may assume that these are the same in all heads. It
-    is not tried, either, on code that is wrong if all heads have the same mask.
+    The rule is skipped for causal and padding masks, because code may assume that these are the same in all heads, and
+    for code that is wrong even if all heads have the same mask.
     """
     workload = candidate.workload
     if candidate.off(candidate.usual_output, candidate.normal):
@@ -914,7 +916,7 @@ def _values(workload: Workload) -> dict[str, object]:
     """Return a workload's value for each name in `Rule.axes`."""
     rule, direction = workload.mask_rule, workload.direction
     if direction != "inference" and rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
-        direction += ", some rows empty"  # where no gradients are compared (see Candidate)
+        direction += ", some rows empty"  # then no gradients are compared (see Candidate)
     return workload.axes() | {
         "direction": direction,
         "half": is_half(workload),
@@ -937,7 +939,7 @@ def _values(workload: Workload) -> dict[str, object]:
 def _plain(workload: Workload) -> Workload:
     """Return the workload on which rules run: forward or inference, no dropout, contiguous, and two batch rows or more.
 
-    The layout `value_in_key` is kept, and so is a single batch row if the workload allows no more.
+    The layout `value_in_key` is kept. A single batch row is kept if the workload allows only one.
     """
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
@@ -953,8 +955,8 @@ def examine(
     """Try the rules at the short length or, if the candidate does not support it, at the workload's length.
 
     `known` contains results at other workloads; new ones are added. A violation of a rule or convention in `rejects` is
-    never only noted. Returns the results of the rules that apply; one note if an error prevented all; () if a
-    VacuousError did.
+    never only noted. Returns the results of the rules that apply. If an error prevents all rules, it returns one note,
+    or () for a VacuousError.
     """
     whole, caller = asked.workload, caller_of(candidate)
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole

@@ -38,7 +38,7 @@ def require_faultless(faults: Mapping[str, str]) -> None:
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
-    """Fill the free blocks that allocators reuse first for tensors of the sizes of inputs, scores and row sums."""
+    """Fill with NaN the free blocks that allocators reuse first for tensors as large as inputs, scores or row sums."""
     tensors = list(inputs)
     if not tensors:
         return
@@ -61,8 +61,8 @@ def watch_call(
     """Watch one call, named `name` in messages, which must not change the tensors `given`, the `mask` or a random seed.
 
     Yields a mapping from rules to descriptions of forbidden changes, which is filled in after the call. Before the
-    call, `poison` fills free memory with NaN. After the call, a seed that it has set is reset, and a mask that it has
-    changed is restored. The call's exceptions propagate.
+    call, `poison` fills free memory with NaN. After the call, changes of the mask are undone, and generators whose seed
+    the call has set get their earlier state back. The call's exceptions propagate.
     """
     faults = dict[str, str]()
     if mask is not None:
@@ -103,12 +103,12 @@ def _is_same(tensor: Tensor, kept: Tensor) -> bool:
 
 
 def _has_same_bytes(tensor: Tensor, kept: Tensor) -> bool:
-    """Return whether every byte is equal, also in NaN and in 8-bit numbers."""
+    """Return whether every byte is equal, also in NaN and in 8-bit floating-point numbers."""
     return torch.equal(as_bytes(tensor), as_bytes(kept))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor (..., N) of one axis or more, uint8."""
+    """Return the bytes of a tensor with at least one axis, as uint8."""
     return tensor.contiguous().view(torch.uint8)
 
 

@@ -1,9 +1,9 @@
 """Attention in the textbook form, step by step; each step can be displayed, or replaced to create a `Mistake`.
 
-The steps in order, with their results: `projection`: query, key and value; `heads`: the same, with a key/value head for
-every query head; `scores`, `masked scores` and `weights`: (B, H, R, S); `context`: (B, H, R, V); `backward pass`: the
-context again; `output`: (B, R, D), in scope `module`. Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R
-chosen queries; the other letters as in the contract.
+The steps in order, with their results: `projection`: query, key and value; `heads`: query, and key and value repeated
+for every query head; `scores`, `masked scores` and `weights`: (B, H, R, S); `context`: (B, H, R, V); `backward pass`:
+the context again; `output`: (B, R, D), in scope `module`. Source: https://arxiv.org/abs/1706.03762, section 3.2.
+Shapes: R chosen queries; the other letters as in the contract.
 """
 
 import math
@@ -126,7 +126,7 @@ class Mistake:
     step: str  # the first step that differs
     words: str
     changes: Changes = field(repr=False)
-    needs_all_rows: bool = False  # a query's answer depends on other queries, so all rows are computed
+    needs_all_rows: bool = False  # if a query's answer depends on other queries: all rows are computed
     declare: str = ""  # the argument of `adapt` that declares it as intended; "" if there is none
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
@@ -141,7 +141,7 @@ class Mistake:
 
 
 def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **changes: Callable[..., Any]) -> Mistake:
-    """Create a mistake that replaces the steps named by the keywords `changes`, with _ for a space.
+    """Create a mistake that replaces the steps named by the keywords of `changes`, which have _ instead of spaces.
 
     Its words are the meaning of `name` in `attnbench explain`, if there is one, and `detail`.
     """

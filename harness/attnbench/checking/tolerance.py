@@ -1,4 +1,4 @@
-"""Tolerances that correct code meets in its dtype, in outputs, gradients, models, dropout and calls over ranks.
+"""Tolerances that correct code meets in its dtype: for outputs, gradients, models, dropout and calls over ranks.
 
 Yardsticks show the errors of correct code: they are textbook forms in the workload's dtype, computed on the inputs and
 on copies of these changed by a rounding. A tensor is divided into segments of rows (queries, keys or tokens; for a
@@ -8,16 +8,17 @@ square (RMS) of the errors. A limit is a multiple of the yardsticks' error plus 
 
 With few numbers, all yardsticks may be exact by luck. A segment therefore contains at least LEAST_NUMBERS numbers, or
 the whole tensor. A segment's yardstick error counts as at least NEIGHBOUR_SHARE times that of adjacent segments and, in
-gradients, as at least the same share of the largest relative error in segments with large numbers. Roundings are those
-of numbers of at least FLOOR_SHARE times the tensor's largest. `python -m studies.margins` shows correct code's margins.
+gradients, as at least the same share of the largest relative error in segments with large numbers. A rounding counts as
+at least that of a number FLOOR_SHARE times the tensor's largest. `python -m studies.margins` shows correct code's
+margins.
 
 An error beyond its limit is *wrong*, unless it looks like roundings of correct code that add up, as when a kernel sums
 in half precision: then it is *imprecise*. Imprecise errors are at most IMPRECISE_FACTOR times their limit, are spread
 over the tensor, and hardly correlate with the answer. In contrast, errors of rows that are 5 % too large are
 proportional to the answer. Half precision allows some correlation: if a kernel merges 64 partial outputs in half
-precision, the sum of their weights is rounded, too, so each row is too large or too small by its own share. A gradient
-in half precision may also exceed its limit up to ONE_FACTOR times in one of many segments, as in one of twenty draws
-if the sum of one query's softmax over 2,048 keys is off by some percent.
+precision, the sum of their weights is rounded, too, so each row is too large or too small by its own share. In half
+precision, one of many segments of a gradient may also exceed its limit up to ONE_FACTOR times. This happens in one of
+twenty draws if the sum of one query's softmax over 2,048 keys is off by a few percent.
 """
 
 import math
@@ -63,7 +64,7 @@ class RowErrors(NamedTuple):
 
 
 def by_row(tensor: Tensor, axis: int) -> RowErrors:
-    """Return the largest number and mean square of each row of an answer or its errors; rows lie along `axis`."""
+    """Return the largest absolute value and mean square of each row of a tensor; `axis` is the axis of its rows."""
     numbers = tensor.detach().double()
     rows = numbers.movedim(axis, 0).flatten(1) if numbers.dim() > 1 else numbers[:, None]
     return RowErrors(peak=rows.abs().amax(dim=1).cpu(), square=rows.square().mean(dim=1).cpu())
@@ -90,9 +91,9 @@ class Tolerance:
 
         Without yardsticks the limits are the smallest ones: those for roundings alone. `axis` is the axis of the
         tensor's rows. The limits allow `num_roundings` roundings of `dtype` in a number. The size of a rounding follows
-        from a segment's numbers, grows with `scale` if that exceeds the tensor's largest number, and follows from
-        `terms`, the sizes of the terms that each row sums, where these are larger. `leniency` is a factor of all
-        limits. `labels` (R,) are the indices of rows in reports, such as those of chosen queries (default: from 0).
+        from the numbers of its segment or, where these are larger, from `terms`: the sizes of the terms that each row
+        sums. It grows with `scale` if that exceeds the tensor's largest number. `leniency` is a factor of all limits.
+        `labels` (R,) are the indices of rows in reports, such as those of chosen queries (default: from 0).
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)
@@ -115,7 +116,7 @@ class Tolerance:
             lost = max((float(each.square.mean().sqrt() / whole.square) for each in yardsticks), default=0.0)
             leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
         few = 1 + 1 / expected.numel()  # with few numbers, a few draws may miss the largest error
-        one = torch.finfo(dtype).eps / 2 * num_roundings  # their sum for a number of size 1
+        one = torch.finfo(dtype).eps / 2 * num_roundings  # sum of all roundings of a number of size 1
         rounding = RowErrors(*(one * each for each in _sizes(answer, whole, scale)))
         if terms is not None:
             summed = self._by_segment(terms)
@@ -220,7 +221,7 @@ class Tolerance:
 
 
 def _sizes(answer: RowErrors, whole: RowErrors, scale: float) -> Iterator[Tensor]:
-    """Yield the largest and the RMS size of rounded numbers in each segment (N,); `whole` has both for the tensor."""
+    """Yield the largest and the RMS size of rounded numbers in each segment (N,); `whole` has those of the tensor."""
     if float(whole.peak) <= VANISHING_SHARE * scale:
         yield from (torch.full_like(each, scale) for each in answer)
         return
