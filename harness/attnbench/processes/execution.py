@@ -88,8 +88,8 @@ RANKS_SHARE = 0.5
 """A call over several ranks gives up after this share of a step's timeout, so that its error can name the hanging rank
 before the coordinator kills the process."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
-"""By name of a bundled implementation: a module whose import is slow. The template, from which all workers are forked,
-imports it once."""
+"""Modules that are slow to import, by the name of the bundled implementation that imports them. The template, from
+which all workers are forked, imports them once."""
 CEILINGS_SHARE = 0.02
 CEILINGS_S = 1.0
 """Ceilings are the measured rates of matrix products and copies. Measuring those of one device, dtype and number of
@@ -392,7 +392,8 @@ def in_lanes(
 def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
     """Split workloads into those that match the first one in scope and need for gradients, and all others.
 
-    Rules depend only on these two properties, so no rule is tried in both parts.
+    The results of a rule apply only to workloads with the same values of these two properties, so no result that one
+    part needs comes from the other.
     """
     kinds = [(each.scope, each.direction == "inference") for each in workloads]
     is_first = [kind == kinds[0] for kind in kinds]
@@ -531,8 +532,8 @@ def trace(session: Session) -> None:
 def kept_memory(session: Session) -> Readings:
     """Yield the readings of kept memory (memory that remains after results are freed) for each foreign implementation.
 
-    Two live cells of each implementation are read: the cell with gradients that has the smallest score matrix, and the
-    same without gradients. They are enough, because code that keeps memory keeps it on every workload. Workloads with
+    Two live cells of each implementation are read: of those with gradients, and of those without, the one with the
+    smallest score matrix. They are enough, because code that keeps memory keeps it on every workload. Workloads with
     several ranks are left out.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
@@ -830,9 +831,9 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 
 
 def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return default environment variables of a worker, without those that the user has set.
+    """Return default environment variables of a worker, except those that the user has set.
 
-    They are those in `spin`, and the time limit of ranks, which is shorter than `timeout_s`, the seconds for a step.
+    These are the variables in `spin`, and the time limit of ranks: a share of `timeout_s`, the seconds for a step.
     """
     usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}

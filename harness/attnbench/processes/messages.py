@@ -28,8 +28,8 @@ WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
 FOLDERS = "ATTNBENCH_FOLDERS"
 """Environment variable of workers: folders to search for modules before installed packages, joined as in PYTHONPATH."""
 FILES = "ATTNBENCH_FILES"
-"""Environment variable of spawned workers: folder of the files with which workers exchange tensors. Forked workers use
-anonymous files in memory instead."""
+"""Environment variable of spawned workers: folder of the files through which workers exchange tensors. Forked workers
+use anonymous files in memory instead."""
 PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules to import before the first fork, joined by commas. A module that is not
 installed is left out."""
@@ -131,8 +131,9 @@ class Backward(Asked, frozen=True, kw_only=True, tag=True):
 class Call(Asked, frozen=True, kw_only=True, tag=True):
     """A request for a call of module number `module`, as in checking/calls.py.
 
-    If there are `weights`, they are loaded first. `workload` is a Workload as JSON: most calls have the same one. The
-    fields from `rule` on are those of the mask (contract.BoundMask) that may differ from the workload's.
+    If there are `weights`, they are loaded first. `workload` is JSON, so that its decoding can be cached: most calls
+    have the same workload. The fields from `rule` on are those of the mask (contract.BoundMask) that may differ from
+    the workload's.
     """
 
     module: int

@@ -43,7 +43,7 @@ from attnbench.workloads.batch import rule_of
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 
-NUM_INPUTS = 32  # number of latest inputs that are kept, so that an input that is sent again gets the same memory
+NUM_INPUTS = 32  # number of latest inputs to keep, so that an input that is sent again gets the same memory
 GRADIENT, ALONG = "incoming gradient", "along "
 MOST_AT_ONCE = 2**30  # bytes: Linux transfers less than 2 GiB in one system call, and macOS refuses more
 
@@ -64,7 +64,7 @@ class CandidateLostError(BaseException):
 
 
 class TensorFile:
-    """A file through which two processes exchange tensors. Each `send` overwrites it, so receivers copy it at once."""
+    """A file through which two processes exchange tensors. Each `send` overwrites it, so receivers copy at once."""
 
     def __init__(self, path: str = "") -> None:
         """Open another process's file by its path; without a path, create a file."""
@@ -165,7 +165,7 @@ class Remote:
         self.has_pack = False
 
     def unsupported(self, workload: Workload) -> str | None:
-        """Return why a workload cannot be called, if that is known without a call, or None."""
+        """Return why the candidate does not support a workload; None if it does, or if only a call can show it."""
         is_longer = workload.scope == "module" and workload.kv_len != workload.seq_len
         return "it takes no context" if is_longer and not self._prepared.takes_context else None
 
@@ -331,7 +331,7 @@ class Candidates:
         mask.is_training, mask.chunks = request.is_training, request.chunks
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         plain = there if cache else self._changed(there, mask=request.rule, layout="contiguous", dropout=0.0)
-        if reason := implementation.unsupported(plain):  # rules and diagnoses use other sizes than the workload
+        if reason := implementation.unsupported(plain):  # rules and diagnoses use other sizes than the cell
             raise NotImplementedError(reason)
         return calls.Call(
             workload=there,

@@ -1,8 +1,8 @@
 """Compare two states of the code in one run: revisions, folders, files or environments (docs/adr/0020).
 
 Each implementation takes part twice, once from the files of the base and once from the files of the candidate; this
-harness checks and times both. The files of a revision are exported to a folder of their own. No worktree is registered
-and files are exported through a separate index, so the repository is only read, and a killed process leaves nothing in
+harness checks and times both versions. The files of a revision are exported to a folder of their own, through a
+separate index and without a registered worktree. So the repository is only read, and a killed process leaves nothing in
 `.git`. Source: https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
 """
 
@@ -119,7 +119,7 @@ def _side(text: str, target: Path) -> Side:
 def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     """Return whether `texts`, for base and candidate, describe `sides`, the sides of the run in `folder`.
 
-    They do if root folder, commit and interpreter of both sides are the same.
+    They do if they give each side the root folder, commit and interpreter that it has in the run.
 
     Raises:
         ValueError: a text describes no side.
@@ -193,7 +193,7 @@ def remove_checkouts(folder: Path) -> None:
 
 @contextmanager
 def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
-    """Provide the files of both sides inside the context, and remove them at its end, unless the process is killed.
+    """Provide the files of both sides inside the context, and remove them at its end; a killed process leaves them.
 
     Raises:
         ValueError: a side cannot be checked out.

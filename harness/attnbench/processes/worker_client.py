@@ -41,7 +41,7 @@ COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Environment variable for the number of Inductor's compiling processes. Workers use one, unless the user sets another
 number: several would run during timed calls."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
-"""A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
+"""A log of more than LONGEST_LOG bytes is cut to its first KEPT_LOG bytes."""
 NUM_STARTS = 2  # attempts to start a process
 LONGEST_LINE = 300  # most characters that a message quotes from the last output of a process
 ROOT = Path(__file__).parents[2]
@@ -157,9 +157,10 @@ class Template:
             raise
 
     def forget_code(self) -> None:
-        """Make the judge forget the results of rules, because the code under test has changed.
+        """Make the judge forget results about earlier code, because the code under test has changed.
 
-        If an earlier check was abandoned, for example after an error in one of two lanes, processes may start again.
+        Processes may start again, even if an earlier check was abandoned, for example after an error in one of two
+        lanes.
         """
         self.is_over.clear()
         if self.judge is not None and self.judge.is_running:
@@ -267,7 +268,7 @@ class ProcessClient(WorkerClient):
         self._worker = 0  # its process id
 
     def sibling(self) -> "ProcessClient":
-        """Create a client of another process of the same template; exit it first if this client owns the template."""
+        """Create a client of another process of the same template; a client that owns the template must exit last."""
         return ProcessClient(self.template, self.timeout_s, owns_template=False)
 
     @property
@@ -405,7 +406,7 @@ class ProcessClient(WorkerClient):
             elif self.template.is_over.is_set() or self._has_ended():
                 raise ConnectionResetError("the process ended, or was interrupted")
             else:
-                self.template.log_size()  # which cuts a log that is too long
+                self.template.log_size()  # cuts the log if it is too long
             count, _ = self._heartbeat.read()
             waited_s = waited_s + POLL_S if not ready and count == step else 0.0
             step = count

@@ -1,7 +1,7 @@
 """Several workers behind the interface of one: each worker runs some of the arms, and samples its part of each block.
 
-All blocks of a process share the bias of that process. So a comparison of arms in two processes gets only one number
-from each epoch, that is, from each start of fresh processes (docs/adr/0020).
+All blocks of a process share the bias of that process. A comparison of arms in two processes therefore gets only one
+number from each epoch, that is, from each start of fresh processes (docs/adr/0020).
 """
 
 import math
@@ -35,8 +35,8 @@ REFEREED_S = 20e-3
 """Least seconds of a sample that a `Referee` takes: long compared with the 0.1 ms that coordinator and worker need to
 wake each other."""
 REFEREED_BYTES = 2**28
-"""Limit for the inputs and outputs of all calls of such a sample, in bytes. It reduces the number of calls, but not
-below two. The actual number of calls is random, up to twice as large, so that code cannot predict it."""
+"""Limit of a `Referee`'s sample for the inputs and outputs of all calls, in bytes. It reduces the number of calls, but
+not below two. The actual number is random, up to twice as large, so that code cannot predict it."""
 NUM_JUDGED_FIRST, NUM_JUDGED = 3, 1  # judged outputs of a cell's first sample in a visit, and of each later sample
 NUM_LOOKS, IDLE_S, BUSY_SHARE = 4, 0.05, 0.5
 """Number of looks at an untrusted process between requests, seconds of each look, and a share of one processor: in at
@@ -152,8 +152,8 @@ class Referee:
     """A timer that samples the blocks of a visit with the coordinator's clock, for code that may cheat.
 
     A sample is the time of one request, in which a worker makes prepared calls, each on new random inputs. Afterwards
-    the judge checks randomly chosen outputs of untrusted code. Times that the worker reports are not used. So a sample
-    includes the 0.1 ms in which both processes wake each other.
+    the judge checks randomly chosen outputs of untrusted code. Times that the worker reports are not used, so a
+    sample includes the 0.1 ms that coordinator and worker need to wake each other.
     """
 
     def __init__(self, judge: WorkerClient, now: Callable[[], float]) -> None:

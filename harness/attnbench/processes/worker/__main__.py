@@ -41,8 +41,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 def main() -> None:
     """Serve the socket until it closes: for each FORK, fork a worker; for each process id, end the worker with that id.
 
-    FORK comes with three file descriptors: of the worker's socket, log and heartbeat. The reply to FORK is the worker's
-    process id. The reply to an id is the worker's exit code, or minus the number of the signal that ended the worker.
+    FORK comes with three file descriptors: those of the worker's socket, log and heartbeat. The reply to FORK is the
+    worker's process id. The reply to an id is the worker's exit code, or minus the number of the signal that ended it.
     """
     line = socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)  # so that no worker keeps the socket open
@@ -154,7 +154,7 @@ def answer(line: int, heartbeat: int) -> None:
         On macOS, poll does not report this; a worker ends there at its next read.
         """
         closing = select.poll()
-        closing.register(requests, 0)  # nothing but its end
+        closing.register(requests, 0)  # 0: only the end of the connection, not data
         closing.poll()
         os._exit(0)
 
@@ -196,7 +196,7 @@ types = cache(get_type_hints)  # types of a function's parameters, by name
 
 @lru_cache(maxsize=4)  # most requests of a check concern the same cell
 def decoded(raw: bytes, kind: type[T]) -> T:
-    """Decode a JSON text as type `kind`; the value must not be changed.
+    """Decode a JSON text as type `kind`. The value is cached, so callers must not change it.
 
     Raises:
         msgspec.DecodeError: the text has another type.

@@ -446,7 +446,7 @@ class Worker:
     ) -> CellChecked | Failed:
         """Check whether the implementation is right. Another process, which has loaded it, makes all calls.
 
-        A call may have a predicted time of at most `limit_s` seconds. If `is_brief` is set, only one kind of input is
+        The predicted time of a call is limited to `limit_s` seconds. If `is_brief` is set, only one kind of input is
         compared and no rule is tried, which is enough if the implementation has fully passed on a workload of the same
         kind. For `rejects` see Plan.
         """
@@ -501,7 +501,7 @@ class Worker:
             call, start = case.call(), time.perf_counter()
             while time.perf_counter() - start < blocks.WARM_S:
                 call()
-            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)  # last, so no call can use them
+            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)  # last, so no warm-up sees them
 
     def make_calls(self, cell: Target) -> None:
         """Make the prepared calls, and keep their results."""
@@ -587,7 +587,7 @@ class Worker:
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
-        """Sample the blocks of a visit; if `visit.verifies`, then check that every arm still gives right answers."""
+        """Sample the blocks of a visit; if `visit.verifies` is set, then check that all arms still answer correctly."""
         arms = [arm for arm, _ in visit.arms]
 
         here, bench = device(visit.workload.device), self.bench(visit.workload)
@@ -635,7 +635,7 @@ class Worker:
     def _require_settings(self, calls: Sequence[blocks.TimedCall], on_turn: Callable[[Arm], None]) -> None:
         """Require that no arm changed a setting during the blocks.
 
-        To find the arm, every arm is called again; the first one that changes a setting is responsible.
+        If a setting was changed, the arms are called again; the first one that changes a setting is responsible.
 
         Raises:
             SharedStateError: a setting was changed.

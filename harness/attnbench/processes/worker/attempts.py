@@ -3,7 +3,7 @@
 The lengths grow fourfold (sixteenfold for compiled code). There is one call at each length, until the predicted time of
 the next call exceeds the limit. The times at the last two lengths give an exponent of growth, and the exponent gives
 the predicted time. If a prediction is uncertain, the cell is tried: a cell that wrongly seems to fit costs a little
-time, but a cell that wrongly seems not to fit is lost. Why: docs/adr/0005.
+time, but a cell that wrongly seems not to fit is lost. See docs/adr/0005.
 """
 
 import math
@@ -34,7 +34,7 @@ FIRST_COMPILED_LEN, COMPILED_STEP = 256, 16
 """First length and factor of growth for compiled implementations. The lengths are few and always the same, so that the
 compiler finds their code in its cache."""
 MOST_EXPONENT = 2.0  # largest exponent of growth of the time with the length
-MOST_RETRIES = 3  # repetitions of the longest call before a prediction above the limit counts
+MOST_RETRIES = 3  # the longest call is repeated up to this often before a prediction above the limit counts
 FAR_BELOW = 4.0  # attempts end if quadratic growth predicts a time of at most the limit divided by this factor
 LONGEST_MESSAGE = 600  # characters
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")  # parts of a RuntimeError's message

@@ -15,7 +15,7 @@ from attnbench.contract import Implementation
 from attnbench.processes.messages import FirstCalls
 from attnbench.workloads.workload import Workload
 
-LONGER = 16  # tokens to add, so that no kernel compiled for the first length fits, but the call takes hardly longer
+LONGER = 16  # tokens to add: kernels compiled for the first length do not fit, but the call takes hardly longer
 
 
 def measure(workload: Workload, load: Callable[[], Implementation], settings: Mapping[str, str]) -> FirstCalls:
@@ -43,7 +43,7 @@ def measure(workload: Workload, load: Callable[[], Implementation], settings: Ma
 
 
 def at_other_length(workload: Workload) -> Workload | None:
-    """Add LONGER keys and, if there are several queries, LONGER queries; return None if the mask does not allow it."""
+    """Add LONGER keys and, if there are several queries, LONGER queries; None if the workload does not allow it."""
     seq_len = workload.seq_len + (LONGER if workload.seq_len > 1 else 0)
     try:
         return msgspec.structs.replace(workload, seq_len=seq_len, kv_len=workload.kv_len + LONGER)
