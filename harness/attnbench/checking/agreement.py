@@ -1,4 +1,4 @@
-"""Check an implementation with probes (kinds of inputs) and rules (properties of attention), and while it is timed.
+"""Check an implementation with probes (kinds of inputs) and rules (properties of attention), and check timed calls.
 
 In a session with `--referee`, the calls of a timing sample are judged after it. Each call has its own inputs: the timed
 inputs with the signs of random columns flipped. This changes every score, so code cannot reuse an earlier answer. The

@@ -173,7 +173,7 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Return whether each tensor is near the mistake's and, if in `wrong`, clearly nearer than to the right one."""
+        """Return whether each tensor is near the mistake's, and each in `wrong` is far from the right one."""
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows)
         exact, own = answers(), dict[str, Tensor]()

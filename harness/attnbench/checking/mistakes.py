@@ -361,7 +361,7 @@ def tiles_of(length: int) -> Iterator[tuple[str, range]]:
 
 
 def counted(scores: Tensor, mask: RowMask, keys: range, times: int) -> Tensor:
-    """Return masked scores (B, H, R, S), changed so that the softmax counts each of `keys` `times` times."""
+    """Return masked scores (B, H, R, S), changed so that the softmax counts each key in `keys` `times` times."""
     among = (keys.start <= mask.keys) & (mask.keys < keys.stop)
     more = scores.new_full((), times).log()  # -inf for 0 times
     return hide(mask.changed(scores).where(~among, mask.changed(scores) + more), mask.seen)
