@@ -11,7 +11,8 @@ def backend_used(operators: Operators) -> str:
     """Name the backend of SDPA that ran, such as "flash", or "compiled: flash" if torch.compile generated an operator.
 
     If the kernels come from a library that PyTorch does not bundle, the library is added: "flash (FlashAttention 3)".
-    If no backend ran, the result is the library of the kernels or, if that is unknown, the operator with the most time.
+    If no backend ran, the result is the library of the kernels, else the operator with the most self time, else
+    "nothing".
     """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
     known = " + ".join(makers(name for one in operators.calls for name in one.kernels))

@@ -30,17 +30,17 @@ LARGEST_DETECTABLE = 1.0
 CONTENTION = 0.1
 """Share of processor time that other programs and the hypervisor may take before times are doubtful."""
 MOST_WAITING = 0.25
-"""Largest acceptable share of samples in which threads waited for a processor. Waiting lengthens these samples: if they
-are a quarter of all samples, the median of all is the 67th percentile of the others; if half, it includes waiting."""
+"""Largest acceptable share of samples in which threads waited for a processor. Such samples take longer: if they are a
+quarter of all, the median is the 67th percentile of the others; if they are half, the median includes waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Judgement):
     """The time of one implementation divided by the baseline's on one workload: below 1.0 is faster.
 
-    The verdict follows from the interval and the margin. Of a session's verdicts faster and slower, a share of at most
-    `Plan.false_share` is expected to be false. With two sides, `Plan.false_share` is instead the largest probability
-    that a session without any difference has a false verdict.
+    The verdict follows from the interval and the margin. At most the share `Plan.false_share` of the verdicts faster
+    and slower in a session is expected to be false. With two sides, `Plan.false_share` instead limits the probability
+    of any false verdict in a session without true differences.
     """
 
     workload: Workload
@@ -70,7 +70,7 @@ def session_effects(results: Results) -> dict[Key, Effect]:
 
 @lru_cache(maxsize=2)
 def substitutes(results: Results) -> dict[str, Arm]:
-    """Find an arm that replaces the baseline on each workload on which the baseline has no time, by workload id.
+    """Return the arm that replaces the baseline on each workload where the baseline has no time, by workload id.
 
     The baseline may have no time because it is wrong. The substitute is the first implementation of the plan that has a
     time. A session with two sides has no substitutes.
@@ -84,10 +84,7 @@ def substitutes(results: Results) -> dict[str, Arm]:
 
 
 def reference(results: Results, key: Key) -> Arm:
-    """Return the arm that a cell is compared with: the baseline or its substitute.
-
-    With two sides it is the same implementation on the base.
-    """
+    """Return the arm that a cell is compared with: the baseline or its substitute; with two sides, the base's arm."""
     workload, arm = key
     return substitutes(results).get(workload) or results.plan.reference(arm)
 
@@ -190,9 +187,9 @@ def num_processes(results: Results) -> int:
 
 
 def too_noisy(results: Results) -> Warned | None:
-    """Return a warning if noise hides differences as small as the margin, or None.
+    """Return a warning if noise hides differences as small as the margin; None if it does not.
 
-    There is a warning if at least half of the comparisons are undecided, and the median half-width of their intervals
+    Noise does so if at least half of the comparisons are undecided, and the median half-width of their intervals
     exceeds the margin. Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
     judged, margin = judgements(results).values(), results.plan.smallest_effect
@@ -253,9 +250,9 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
 def session_doubts(results: Results) -> list[Warned]:
     """Return the reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    If the hypervisor took more than CONTENTION of the processors' time, that is always a reason. If other programs did,
-    it is a reason only if no cell records whether threads waited, because the effect varies: it may be nothing with one
-    thread, and a factor of ten with two.
+    If the hypervisor alone took more than CONTENTION of the processors' time, that is always a reason. If it did only
+    together with other programs, that is a reason only if no cell records whether threads waited, because the effect
+    varies: it may be nothing with one thread, and a factor of ten with two.
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
@@ -294,7 +291,7 @@ def doubts(results: Results) -> list[Warned]:
 
 
 def doubt_of(results: Results, key: Key) -> str:
-    """Return why a cell's time is doubtful, or ""; warnings about the time of its reference are left out."""
+    """Return why a cell's own time is doubtful; "" if it is not. The time of its reference does not matter."""
     return "; ".join([*session_doubts(results), *filter(None, [cell_doubts(results).get(key)])])
 
 

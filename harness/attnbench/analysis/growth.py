@@ -1,7 +1,7 @@
 """Growth of memory with length: an exponent, a curve, and the length at which a limit is reached.
 
-For batches of equal requests, it is growth with the number of requests. Their memory includes the cache, because most
-of a service's memory is cache. Memory is counted, not sampled: the same call always needs the same number of bytes.
+For batches of equal requests, the number of requests takes the place of the length, and memory includes the cache,
+which is most of a service's memory. Memory is counted, not sampled: a call always needs the same number of bytes.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Growth:
     """The memory of one implementation as a function of one length or the number of requests, with all else equal."""
 
     axis: str  # seq_len, kv_len or REQUESTS
-    other: str  # the other length, "T=1", or "" if both are equal; for REQUESTS, "requests of 4,096 keys"
+    other: str  # the other length ("T=1"); "" if the lengths are equal; for REQUESTS, "requests of 4,096 keys"
     implementation: str
     workload: Workload  # the one with the greatest measured length
     points: tuple[tuple[int, float], ...]  # (length, peak bytes), sorted by length; with requests, cache included
@@ -38,22 +38,22 @@ class Growth:
 
     @property
     def reach(self) -> float | None:
-        """The length at which the curve reaches the limit; None without a curve or a limit, or if it never does.
+        """The length (or number of requests) at which the curve reaches the limit; None if it never does.
 
-        Also None if the constant part of the memory exceeds the limit.
+        Also None without a curve or a limit, or if the constant part of the memory exceeds the limit.
         """
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
 
     @property
     def exponent(self) -> float | None:
-        """The exponent at the length that reaches the limit, or else at the longest length; None without a curve."""
+        """The exponent where the curve reaches the limit, or else at the longest length; None without a curve."""
         if self.fit is None:
             return None
         return self.fit.exponent(self.fit.lengths[-1] if self.reach is None else self.reach)
 
     @property
     def sentence(self) -> str:
-        """One line with the exponent and the length that reaches the limit or, for requests, the number that fits."""
+        """One line: the growth, and the length or number of requests that the limit allows; or why no curve exists."""
         fit, letter = self.fit, "T" if self.axis == "seq_len" else "S"
         name, limit = sanitize_line(self.implementation), show(self.limit_bytes, "bytes")
         if fit is None:

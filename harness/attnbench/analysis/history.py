@@ -51,11 +51,11 @@ def metric_series(
 
     The paths are run folders, journals, or folders of them; of two copies of a run, the one with more visits counts.
     `implementations` (specs) and `workload` (a pattern for ids) select cells; without `implementations`, all are
-    selected. A ratio depends on the run's baseline, and a time on its conditions, such as cold caches. So runs whose
-    baseline or conditions differ from the newest run's are left out. Changes below SMALLEST are not reported.
+    selected. Runs whose conditions (such as cold caches) differ from the newest run's are left out. For the metric
+    "ratio", so are runs with another baseline. Changes below SMALLEST are not reported.
 
     Raises:
-        ValueError: nothing can be read, or no cell has the metric; the message lists the available ones.
+        ValueError: nothing can be read, or no selected cell has the metric; the message lists the available metrics.
     """
     names = {plugins.name_of(spec) for spec in implementations}
     runs: dict[tuple[str, str], tuple[int, list[Row]]] = {}

@@ -102,8 +102,8 @@ PAIRED += ("grouped heads", "decode", "T != S", "values of another width", f"len
 """Features whose pairs are counted, too, since many mistakes show only where two features meet."""
 MOST_PAIRS = 3  # largest number of untested pairs that a verdict names
 EXPECTED, MANY_CELLS = ("gradients", "masks", "decode", "T != S"), 40
-"""Features that checks of at least MANY_CELLS report as never tried even if no planned cell has them. A reader expects
-them, but an adapter may exclude them, as `has_cache` excludes gradients."""
+"""Features that checks of at least MANY_CELLS cells, none with requests, report as never tried even if no planned cell
+has them. A reader expects them, but an adapter may exclude them, as `has_cache` excludes gradients."""
 
 
 def _as_compared(record: Record) -> Workload:
@@ -143,7 +143,7 @@ class Judgement:
 
     @property
     def verdict(self) -> CheckVerdict:
-        """The worst verdict of all cells, and `not judged` if no cell has one."""
+        """The worst verdict of all cells; `not judged` if no cell was judged."""
         verdicts = set(map(verdict_of, self.records))
         return next((each for each in CheckVerdict if each in verdicts), CheckVerdict.not_judged)
 
@@ -166,7 +166,7 @@ class Judgement:
     def never_tried(self) -> tuple[str, ...]:
         """Features of planned cells, and the features in EXPECTED, that no compared cell has.
 
-        If no compared cell has both features of some pairs from PAIRED, the last entry counts these pairs.
+        The last entry counts the pairs of features in PAIRED that were tried only apart, if there are any.
         """
         compared = [_features(_as_compared(record)) for record in self.compared]
         planned = [_features(workload) for workload in self.planned]
@@ -224,7 +224,7 @@ class Judgement:
 
     @property
     def error(self) -> str:
-        """A description of the largest error of an approximation, on normally distributed inputs."""
+        """A description of the largest error of each tensor of an approximation, on normally distributed inputs."""
         worst = dict[str, tuple[float, str]]()
         for record in self.compared:
             for where, share in approximation_errors(record.agreement).items() if record.agreement is not None else ():

@@ -123,7 +123,7 @@ def measure(run: Results) -> list[Measured]:
 
 
 def regret(table: Sequence[Measured]) -> Regret:
-    """Estimate the regret of the policy: its extra time as a share of the best choice's time, by leaving one out.
+    """Estimate the policy's regret (its extra time as a share of the best choice's time) by leaving one workload out.
 
     In turn, each workload is treated as unmeasured: the policy chooses the winner at the nearest other workload of the
     same kind or, if there is none, sdpa.

@@ -1,4 +1,4 @@
-"""Recommend one implementation for each workload of a run, with its lead, and the reasons why others were excluded.
+"""Recommend one implementation for each workload of a run; give its lead over the others, and reasons for exclusions.
 
 A search for the fastest implementation runs in stages (processes/execution.py); this module reads the answer from its
 journal. If several implementations are equal to the fastest within the margin, the baseline (PyTorch's own choice) is
@@ -71,7 +71,7 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
     """The ratio of another implementation's time to that of the choice, with its interval and verdict."""
 
     ratio: float  # the other implementation's time divided by the choice's
-    low: float | None = None  # interval of the ratio; None if the choice is not the fastest, or with too few processes
+    low: float | None = None  # interval of the ratio; None if the choice is not the fastest, or processes are too few
     high: float | None = None
     verdict: Verdict
 
@@ -84,7 +84,7 @@ class Recommendation:
     choice: str  # "" if nothing can be recommended
     standing: Standing | None
     reference: str  # PyTorch's own choice
-    seconds: dict[str, float]  # per call, by implementation, fastest first; the same as in the table of cells
+    seconds: dict[str, float]  # per call, by implementation, fastest first; `paired_latency_s` in the table of cells
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     excluded: dict[str, Exclusion]  # by implementation
     first_s: dict[str, float] = field(default_factory=dict)  # seconds of the first call, by implementation
@@ -94,7 +94,7 @@ class Recommendation:
     def break_even(self) -> BreakEven | None:
         """The number of calls after which the choice has made up for a first call that is longer than the baseline's.
 
-        None if the choice is the baseline, or if the first call or later calls of one of the two were not timed.
+        None if the choice is the baseline, if the baseline is excluded, or if a first or later call was not timed.
         """
         lead = self.lead(self.reference) if self.reference in self.seconds else None
         if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
@@ -127,10 +127,11 @@ class Recommendation:
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """Compare the time of another implementation with the choice's; None for the choice itself, or if unknown.
+        """Compare the time of another implementation with the choice's; None for the choice itself.
 
-        If the choice is the leader (the fastest implementation), the result has an interval. Otherwise it has none, and
-        its verdict is relative to the leader.
+        If the choice is the leader (the fastest implementation) and was compared with the other, the interval and the
+        verdict are from this comparison. Otherwise there is no interval, and the verdict is relative to the leader.
+        None without a leader.
         """
         stands = self.standing
         if stands is None or other == self.choice:
@@ -248,7 +249,7 @@ def peak_bytes(record: Record) -> float | None:
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
     """Compare two implementations at each value of the ladder's axis where they share blocks; return points by value.
 
-    If one of the two times is doubtful, the point is undecided (its sign is 0).
+    If either time is doubtful, the point is undecided (its sign is 0).
     """
     seen, arms = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():

@@ -71,7 +71,7 @@ class Results:
 
     @property
     def num_left_out(self) -> int:
-        """Number of requested cells that a finished run left out, as when time ran out; 0 in an unfinished run."""
+        """Number of requested cells that a finished run left out, usually for lack of time; 0 in an unfinished run."""
         unasked = set(self.plan.unasked)
         concluded = sum(record.workload.id not in unasked for record in self.records)
         return 0 if self.elapsed_s is None else self.plan.num_cells - concluded

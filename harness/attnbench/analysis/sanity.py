@@ -1,8 +1,7 @@
 """Flag suspicious numbers of a run: load from other work, impossible times, and warnings by cell.
 
-A cell is `invalid` if arithmetic shows that its time is impossible, and gets a warning if its time is only unlikely.
-The rules are applied to raw samples when a run is read, so that better rules apply to old runs, too. Reasons for these
-rules: docs/adr/0014.
+A cell is `invalid` if its time must be wrong, and gets a warning if its time is only unlikely. The rules are applied to
+raw samples when a run is read, so that better rules apply to old runs, too. Reasons for these rules: docs/adr/0014.
 """
 
 import functools
@@ -101,7 +100,7 @@ def flag_impossible_times(
     *,
     is_cold: bool,
 ) -> tuple[tuple[Record, ...], Warnings]:
-    """Mark impossible times `invalid` and remove their numbers; return the records, and the warnings by cell.
+    """Mark cells with impossible times `invalid`, and remove their numbers; return all records and warnings by cell.
 
     `ceilings` are keyed by host name and hardware. `slow` has the warnings of `slowdown_warnings`, by workload id.
     `is_cold` is true if caches did not hold the data of a call when it began.
@@ -127,7 +126,7 @@ def _share(record: Record, flag: Flag) -> float:
 
 
 def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Yield (warning, is_certain) for work on other streams and too high rates; if certain, the time must be wrong."""
+    """Yield (warning, is_certain) for work on other streams and excessive rates; if certain, the time must be wrong."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
         text = "it leaves work on another stream, which is still running when the current stream is done"

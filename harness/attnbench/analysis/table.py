@@ -40,7 +40,7 @@ Row = dict[str, Any]  # a row of the table by column; None where a value is miss
 AXES = Workload.__struct_fields__
 LENGTHS = ("seq_len", "kv_len")
 GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
-"""Axes that the cells of a group share; they differ only in length, implementation and side."""
+"""Axes that the cells of a group share; the cells differ only in their lengths, implementation and side."""
 CELL = (*AXES, "implementation", "side")  # columns that identify a row within a run
 
 TEXT, NUMBER, NEVER_MISSING = "string", "float64", ""
@@ -246,7 +246,7 @@ def _identity(record: Record) -> Row:
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
-    """Return the columns for the time and the rates of a cell; without a time, only its counts of samples, all 0."""
+    """Return the columns for a cell's time and rates; if untimed, only counts (samples, visits, processes) of 0."""
     if time is None:
         return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
     flops_per_s = counts.useful_flops(record.workload) / time.point

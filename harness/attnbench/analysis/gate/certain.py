@@ -47,10 +47,10 @@ def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = Tru
 
 
 def changed(results: Results) -> list[str]:
-    """List the cells of a session with two sides whose results differ, one line each; times are not compared.
+    """List the cells whose results differ between the two sides of a session, one line each; times are not compared.
 
-    Both sides get the same inputs, so a different error means a different answer. Facts that are unknown on one side,
-    such as the memory of a wrong answer, are not compared.
+    Both sides get the same inputs, so a different error means a different answer. Predicted results are left out, and
+    so are facts that are unknown on one side, such as the memory of a wrong answer.
     """
     lines = []
     for match in matched(*by_side(results)):
@@ -63,7 +63,7 @@ def changed(results: Results) -> list[str]:
 
 
 def _both(base: float | str | None, candidate: float | str | None, unit: str) -> tuple[str, str]:
-    """Format two different facts of a cell, numbers with just enough digits, at least four, to tell them apart."""
+    """Format two values of a fact; numbers get four digits, or more if they would look equal."""
     if isinstance(base, str) or isinstance(candidate, str):
         return str(base), str(candidate)
     pairs = [(_shown(base, unit, digits), _shown(candidate, unit, digits)) for digits in (4, 6, 9, 17)]
@@ -101,7 +101,7 @@ def _described(record: Record | None) -> str:
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """Return the mistakes, step and broken rules of a failed check; without one, the message up to its first colon."""
+    """If a check failed, return its mistakes, step and broken rules; otherwise the message up to its first colon."""
     agreement = record.agreement
     if agreement is None or agreement.agrees:
         return (record.message.partition(":")[0],)

@@ -186,7 +186,7 @@ def _effects(results: Results) -> dict[tuple[str, str], Effect]:
 
 
 def _other_axes(base: Results, candidate: Results) -> str:
-    """Return the axes, with their values, in which two runs without a common workload differ; "" if they share one."""
+    """Describe the axes in which two runs without a common workload differ; "" if they share a workload."""
     before, after = base.plan.workloads, candidate.plan.workloads
     if not before or not after or {each.id for each in before} & {each.id for each in after}:
         return ""
@@ -220,7 +220,7 @@ def invalid_reasons(results: Results) -> list[str]:
 
 
 def _with_less_noise(results: Results) -> str:
-    """Say by which options a run has less noise; options that it had are left out."""
+    """Suggest how to repeat a run with less noise: options that it did not have, or a quieter machine."""
     plan = results.plan
     options = f"--rounds {2 * plan.num_rounds}" + " --conditions steady" * (plan.allocator == "system")
     options += " --set num_threads=1" * any(each.num_threads != 1 for each in plan.workloads)

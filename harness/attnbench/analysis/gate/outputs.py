@@ -24,7 +24,7 @@ def write(decision: Decision, folder: Path) -> None:
 
 
 def conclusion(decision: Decision) -> Conclusion:
-    """Return the conclusion of the command that follows from the gate's decision; an improvement is a pass."""
+    """Return the command's conclusion for the gate's decision; an improvement is a pass."""
     return Conclusion(ending=Ending.__members__.get(decision.outcome.name, Ending.passed), words=decision.words)
 
 
@@ -45,7 +45,7 @@ def screen_lines(decision: Decision) -> list[str]:
 
 
 def markdown(decision: Decision) -> str:
-    """Format a comment for a pull request: the outcome, then at most MOST_LINES of the lines for the terminal."""
+    """Format a comment for a pull request: the outcome, then at most MOST_LINES lines of `screen_lines`."""
     items, end = [f"- {escaped(line)}" for line in screen_lines(decision)], escaped(conclusion(decision).sentence)
     more = [f"- and {len(items) - MOST_LINES} more, in gate.json"] if len(items) > MOST_LINES else []
     return "\n".join([f"## attnbench gate: {end}", "", *items[:MOST_LINES], *more]) + "\n"

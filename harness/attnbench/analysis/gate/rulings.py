@@ -23,7 +23,7 @@ TOOL_FILE = "attnbench.toml"
 SAMPLED = {"energy": 0.1, "outside_time": 1.0}
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0} | SAMPLED
 """Default limits on growth, as a fraction of the base; for error_ratio, of the tolerance. Metrics that are not listed
-may not grow. SAMPLED has the metrics that differ between two runs of the same code."""
+may not grow. SAMPLED has the metrics, besides the latency, that differ between two runs of the same code."""
 Share = Annotated[float, msgspec.Meta(ge=0.0)]  # a fraction: 0.05 is 5 %
 
 
@@ -38,7 +38,7 @@ class Outcome(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """The kind of a change of one metric of a cell."""
+    """The kind of change in one metric of a cell."""
 
     same = "same"  # includes times that are equivalent or no slower
     faster = "faster"
@@ -132,7 +132,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return ALLOWED.get(metric, 0.0) if limit is None else limit
 
     def limit(self, cells: Iterable[Key], metric: str) -> float | None:
-        """Return the smallest growth of a metric that rules allow for any of the cells; None if a cell has no rule."""
+        """Return the strictest limit that the rules set on a metric of these cells; None if some cell has no rule."""
         limits = []
         for cell in cells:
             covering = [rule for rule in self.rule if rule.covers(cell, metric)]

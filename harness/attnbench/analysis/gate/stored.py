@@ -24,7 +24,7 @@ def path_of(fingerprint: str, results: Path) -> Path:
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """Return the path of the baseline of the candidate's environment or, without one, of the latest accepted baseline.
+    """Find the baseline of the candidate's environment, or else the one that was accepted last; return its path.
 
     With the baseline of another environment, only noise-free facts can be compared.
 

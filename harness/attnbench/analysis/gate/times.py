@@ -22,7 +22,7 @@ FARTHEST = 9.0  # larger relative differences are not shown as percents
 LARGEST_MARGIN = 1e6  # stands for infinity: any growth is allowed
 LEAST_CHANGE = 1.2
 """The state of a machine counts as changed if the ratio of two of its ceilings (highest rates) changes by at least this
-factor. On unchanged machines, factors of up to 1.17 were observed, for copies in memory that other work used, too."""
+factor. On unchanged machines, factors of up to 1.17 were observed, for copies in memory while other work used it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Pair:
     matches: Sequence[Match]
     judged: Mapping[Key, Judgement]  # candidate's time / base's, by cell; with two sides, also over all cells
     reference: str = ""  # times of two runs are relative to this implementation, which is not judged itself
-    see: float | None = None  # for two runs: a time passes if it shows no slowdown, but would have shown one of `see`
+    see: float | None = None  # for two runs: an unclear time passes if a slowdown of this size would have been detected
     has_same_inputs: bool = True
     notes: Sequence[str] = ()
     invalid: Sequence[str] = ()  # reasons why no time counts
@@ -49,7 +49,7 @@ def is_timed(match: Match) -> bool:
 
 
 def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Yield the ruling on the time of one cell; the reference itself has none."""
+    """Yield the ruling on the time of a cell; nothing for the reference, or if `is_timed` is false."""
     if not is_timed(match):
         return
     samples = {side: record.samples(LATENCY) for side, record in zip(("base", "candidate"), match.records, strict=True)}
@@ -68,8 +68,8 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
 def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
     """Rule on the time of all cells together, in a session with two sides.
 
-    The allowed growth is the smallest one that the rules allow for a cell or, if a cell has no rule, the margin. The
-    result is None if there is no judgement of all cells together, as for two runs.
+    The allowed growth is that of the strictest rule on any cell; if some cell has no rule, it is the margin. The result
+    is None if there is no judgement of all cells together, as for two runs.
     """
     judged = pair.judged.get(EVERYTHING)
     if judged is None:
