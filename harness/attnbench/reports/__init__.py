@@ -59,7 +59,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A way to present results: a text from `text`, or a picture from `draw`, which returns None for nothing to draw.
+    """A way to present results: a text from `text`, or a picture from `draw` (None: there is nothing to draw).
 
     At their end, `attnbench run` and `compare` write reports with `is_usual`; `attnbench report --format` writes any.
     """
@@ -71,7 +71,7 @@ class Report:
     is_usual: bool = False
 
     def write(self, results: Results, folder: Path) -> list[Path]:
-        """Write the report into an existing folder; return a list of its path, empty if there is nothing to draw.
+        """Write the report into an existing folder; return its path in a list, empty if there is nothing to draw.
 
         Raises:
             OSError: the file cannot be written.

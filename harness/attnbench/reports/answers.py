@@ -232,7 +232,7 @@ def _beaten(beaten: Sequence[Answer], rest: Sequence[Answer], base: str) -> list
 
 
 def _not_slower(choice: Cell, shape: Answer) -> set[str]:
-    """Return the names of other faster cells of a shape whose interval of the ratio reaches the choice's interval."""
+    """Return the other faster implementations on a shape whose ratio's interval does not lie above the choice's."""
     most = choice.ratio_ends[1] or 0.0
     return {cell.name for cell in shape.faster if cell is not choice and (cell.ratio_ends[0] or math.inf) <= most}
 
@@ -246,9 +246,9 @@ AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if 
 
 
 def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequence[Answer]]:
-    """Find the condition, such as "for bfloat16", that most shapes of `won` and none of `others` meet.
+    """Find the condition, such as "for bfloat16", that as many of `won` as possible and none of `others` meet.
 
-    Return it with the shapes of `won` that meet it.
+    Return it with the shapes of `won` that meet it. If there is no such condition, name the shapes of `won`.
     """
     if not others:
         return "on this shape" if len(won) == 1 else f"on all {len(won)} shapes", won

@@ -25,8 +25,8 @@ from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
 SURELY = 2.0
-"""An implementation that took at least this many times as long as the baseline is not called perhaps faster, even if
-there were too few processes for an interval."""
+"""An undecided implementation without an interval may be faster only if its time is below this multiple of the
+baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class Cell:
     def may_be_faster(self) -> bool:
         """Whether the cell is doubtful, or is undecided and may be faster by more than the margin.
 
-        False if its time leaves out the gathering of keys, or if it has no interval and took SURELY times as long.
+        False if its time leaves out the gathering of keys, or if it has no interval and its ratio is at least SURELY.
         """
         if self.is_gathered:
             return False

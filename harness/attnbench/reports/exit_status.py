@@ -113,7 +113,7 @@ def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None =
 
 
 def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion:
-    """Conclude recommendations. One is decided if none of its verdicts is undecided and the session is not doubtful."""
+    """Conclude recommendations: each is decided if the session is not doubtful and all its verdicts are decided."""
     planned = {workload.id for workload in results.plan.asked}
     bad = {
         sanitize_line(record.implementation): kind
@@ -151,7 +151,7 @@ def of_search(results: Results) -> Conclusion:
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
-    """Conclude a check of attention inside a model; `trouble` is the reason why nothing was timed, or ""."""
+    """Conclude a check of attention inside a model; if nothing was timed, `trouble` says why."""
     by_name = {"timing": Mark.failed} if trouble else {}
     for name, each in judged.items():
         if each.reason and not each.differences:

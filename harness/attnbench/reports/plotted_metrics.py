@@ -20,7 +20,7 @@ from attnbench.units import grouped, sanitize_line, show
 ENOUGH_LENGTHS = 5  # with fewer lengths in every panel, the picture of a run shows ratios instead of times
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 MOST_PANELS, HEIGHT = 6, 3.2  # largest number of panels of a picture, and their height in inches
-FEW_PANELS = 2  # the note names at most this number of panels in which points are missing
+FEW_PANELS = 2  # the note names the panels in which an implementation lacks points if there are at most this many
 FURTHEST = 4.0  # a plot shows ratios from 1 / FURTHEST to FURTHEST, and draws others as numbers at its edge
 MANY_TICKS, TITLE_LEN = 7, 40
 """MANY_TICKS: labels of more lengths than this are rotated. TITLE_LEN: most characters in a line of a panel's title."""

@@ -47,7 +47,10 @@ def answer(choice: Recommendation) -> str:
 
 
 def _paid(choice: Recommendation) -> str:
-    """Return when a long first call has paid off: ", and has paid for its first call of 5 s after 90 calls"; or ""."""
+    """Say when a long first call pays off: ", and has paid for its first call of 5 s after 90 calls".
+
+    The text is "" if the first call is not long or not measured, or if it pays off at once or never.
+    """
     found = choice.break_even
     if found is None or not choice.has_long_first_call or found.payoff in {Payoff.at_once, Payoff.never}:
         return ""
@@ -58,7 +61,7 @@ def _paid(choice: Recommendation) -> str:
 
 
 def _nothing_left(choice: Recommendation) -> str:
-    """Explain why nothing is recommended: the least memory that an implementation needs, or all kinds of exclusions."""
+    """Explain why nothing is recommended: the least memory that would be needed, or else the kinds of exclusions."""
     over = {name: choice.peaks[name] for name, why in choice.excluded.items() if why.kind == OVER}
     if over:
         least = min(over, key=lambda name: over[name])
@@ -80,8 +83,8 @@ def _lead(choice: Recommendation, other: str, words: str) -> str:
 def figures(choice: Recommendation) -> list[tuple[str, ...]]:
     """Return one row of texts for each candidate: name, time of a call, factor relative to the choice, peak memory.
 
-    A candidate's time is the choice's time multiplied by the ratio of the two, since medians from different moments are
-    not comparable.
+    A candidate's time is the choice's time multiplied by `Lead.ratio`, since medians from different moments are not
+    comparable.
     """
     rows: list[tuple[str, ...]] = []
     for name, median_s in choice.seconds.items():

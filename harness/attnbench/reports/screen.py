@@ -31,8 +31,8 @@ HEADING, CELL, NAME = "Time of a call", 9, 20
 """HEADING: heading of the times; CELL and NAME: largest width in characters of a time with its sign, and of a name."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines of the screen's parts
 MOST_HEADING, MOST_FIRST_CALLS = 4, 4  # most lines of headings if each implementation has a row, and of first calls
-JOINED = "\N{NO-BREAK SPACE}"  # within a name and its time, which stay on one line
-FEW_OPEN = 3  # undecided comparisons are named if there are at most this number
+JOINED = "\N{NO-BREAK SPACE}"  # keeps a name and its time on one line
+FEW_OPEN = 3  # undecided comparisons are named if there are at most this many
 
 
 class Line(NamedTuple):
@@ -69,7 +69,7 @@ def screen(results: Results) -> list[Line]:
 
 
 def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str = "More: summary.md") -> list[Line]:
-    """Wrap texts into at most `most` lines; if more, a cut text ends with "...", and `more` is the last line."""
+    """Wrap texts into at most `most` lines. If they need more, the cut text ends with "...", and `more` comes last."""
     lines, num_lines = list[str](), sum(len(textwrap.wrap(text, WIDTH)) for text in texts)
     for text in texts:
         if (room := most - (num_lines > most) - len(lines)) > 0:
@@ -189,7 +189,7 @@ def _limit(records: Sequence[Record]) -> str:
 
 
 def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
-    """Return lines about undecided and doubtful comparisons, cells over a limit, and unsupported implementations."""
+    """Return lines about undecided, doubtful and untried cells, and about unsupported or omitted implementations."""
     judged = [(cell, shape) for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
     parts = []
     for kind in (Mark.doubtful, Mark.undecided) if judged else ():

@@ -1,4 +1,4 @@
-"""The reports summary.md, a run as readable text, and report.html, a page with a picture.
+"""The reports summary.md (a run as readable text) and report.html (a page with a picture).
 
 Screens and the Python API also use the functions for single parts, such as the verdict, the warnings and the facts.
 """
@@ -268,7 +268,7 @@ def troubles(results: Results) -> list[Warned]:
 
 
 def findings(results: Results) -> list[str]:
-    """List wrong and failed cells: a line for each implementation, status, group of workloads and reason, with lengths.
+    """List wrong and failed cells; those that differ only in their lengths share a line.
 
     If two states of the code are compared, it returns the lines of `losses` instead.
     """

@@ -22,7 +22,7 @@ from attnbench.workloads.workload import Workload, following
 Axes = Mapping[str, Any]  # the value of every axis, as in `Workload.axes()`
 SIZES = {"batch_size": "B", "num_heads": "H", "num_kv_heads": "G", "head_dim": "K", "value_dim": "V", "embed_dim": "D"}
 SCOPES = {"attention": "attention only", "module": "whole module"}
-LONG_MASK = 60  # characters of a mask that a title shows, since some masks list many numbers
+LONG_MASK = 60  # most characters of a mask in a title, since some masks list many numbers
 WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),
@@ -35,7 +35,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that a title names even if they have their default value."""
 OF_REQUESTS = {"mask", "batch_size"}  # axes whose values follow from a batch of requests
-NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes in the order of titles
+NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes but lengths, in the order of titles
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
 """Shorter words for labels, since a line of the screen has 80 columns."""
