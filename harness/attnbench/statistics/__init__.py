@@ -1,1 +1,1 @@
-"""Statistics that turn samples into verdicts: they work on plain numbers, without torch, files and metrics."""
+"""Statistics that turn samples into verdicts: they work on plain numbers, without torch, files or metrics."""

@@ -1,9 +1,9 @@
 """Choose the fastest of several arms that were sampled in the same blocks, and judge every other arm against it.
 
 An arm is an implementation that takes part in a block. Even-numbered processes choose the fastest arm, and odd-numbered
-processes judge the other arms. If the same processes did both, the lead of the chosen arm would include the luck of
-these processes. Noise in the choice can at worst select another arm that is about as fast. So a lead is underestimated
-rather than overestimated.
+processes judge the other arms. If the same processes chose and judged, the lead of the chosen arm would include their
+luck. Noise in the choice can at worst select another arm that is about as fast, so a lead is underestimated rather than
+overestimated.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,7 +22,7 @@ CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES  # processes that a choice needs: half
 class Standing:
     """The leader, which is the fastest arm, and the judgement of each other arm relative to it."""
 
-    leader: str  # an implementation, as are `reference` and the keys of `others`
+    leader: str  # name of an implementation, like `reference` and the keys of `others`
     reference: str  # the baseline or, if it has no samples, the first arm that has some
     others: dict[str, Judgement]  # fastest first; an arm that shares no judging process with the leader is missing
 
@@ -70,8 +70,8 @@ def standing(
 def _parts(numbers: Mapping[int, float]) -> tuple[list[float], list[float]]:
     """Split log ratios by process: those of even-numbered processes choose the leader, those of odd ones judge.
 
-    With fewer than CHOOSING_PROCESSES processes, all of them choose, and the first three also judge. Such judgements
-    are biased, so there are only three: enough for an estimate, too few for a verdict.
+    With fewer than CHOOSING_PROCESSES processes, all of them choose, and the first three also judge. Such a judgement
+    is biased, so it uses only three numbers: enough for an estimate, too few for a verdict.
     """
     every = [*numbers.values()]
     if len(every) < CHOOSING_PROCESSES:

@@ -74,7 +74,7 @@ def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
 
 
 def next_value(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
-    """Return the next value of the ladder `values` to visit; None if nothing more can be learned.
+    """Return the next value of the ladder `values` to visit; None if nothing more can be learned, or after MOST_VALUES.
 
     `points` has the visited values, decided or not. The two ends are visited first. If they show no crossover, the
     middle follows. Otherwise the gap between two values with different decisions is halved. If there are undecided
@@ -106,7 +106,7 @@ def _brackets(places: Sequence[int], signs: Sequence[int]) -> list[tuple[int, in
 
 
 def find_crossovers(points: Mapping[int, Point]) -> list[Crossover]:
-    """Find the crossover between each two neighbouring decided values at which different implementations are faster."""
+    """Find a crossover between any two neighbouring decided values at which different implementations are faster."""
     values = sorted(points)
     found = []
     for low, high in _brackets(values, [points[value].sign for value in values]):

@@ -113,8 +113,7 @@ def pairs(
 ) -> tuple[NDArray[np.int64], Array]:
     """Return the visit (n,) and the log ratio of `arm` to `baseline` (n,) of each of n blocks, in time order.
 
-    Visits are numbered as in `Samples.visits`. Discarded blocks are left out, and so are blocks that lack one of the
-    two.
+    Visits are numbered as in `Samples.visits`. Discarded blocks are left out, and so are blocks that lack either arm.
     """
     (places, logs), (references, base) = map(_mean_logs, (arm, baseline))
     kept = np.isin(places, references) & ~are_among(places, discarded)

@@ -253,10 +253,10 @@ class Judgement:
 
     @property
     def num_needed(self) -> int | None:
-        """Fewest processes at a later look that would decide an undecided comparison if its numbers spread as so far.
+        """Number of processes at the first later look that would decide the comparison at its present ratio and spread.
 
         It ignores `is_doubtful`. Before the first look the spread is unknown, and the result is FEWEST_PROCESSES. None
-        if the last look would not decide it either, or if `is_doubtful` alone keeps it undecided.
+        if the comparison is decided already, or if the last look would not decide it either.
         """
         seen = self.effect
         if seen.error is None:
