@@ -241,7 +241,7 @@ def inspect_implementation(name: str, sentence: str = DEFAULT, settings: Sequenc
     """Inspect the implementation `name` (or path/to/file.py:Name) on a sentence.
 
     Raises:
-        ValueError: the implementation does not exist, the sentence has no words, or the settings are invalid.
+        ValueError: the implementation does not exist, the sentence has no words or too many, or a setting is invalid.
     """
     plugins.check_specs([name])
     words = words_of(sentence)

@@ -67,7 +67,7 @@ def formatted(values: Numbers) -> list[list[str]]:
 def value_table(
     title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
 ) -> Table:
-    """Format a matrix (T, columns) with a row for each of the words `labels`.
+    """Format a matrix (T, columns) with a row for each word; `labels` has the words.
 
     `letters` are the axes of the values. If they end with S, the columns are also words (the keys), and the table is
     shaded if all values are between 0 and 1. `marked` is the row and column of the most important cell.
@@ -92,7 +92,7 @@ def step_tables(walk: Walkthrough, name: str) -> list[Table]:
 def difference_tables(comparison: Comparison | None, labels: Sequence[str], name: str) -> list[Table]:
     """Create two tables of a step's result: the result of the implementation `name`, and that of the oracle.
 
-    Both show the head of `comparison.place`. The list is empty if there is nothing to compare.
+    Both tables show the head of `comparison.place`. The list is empty if there is nothing to compare.
     """
     if comparison is None or comparison.actual is None or comparison.place is None:
         return []
