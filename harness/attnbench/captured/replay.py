@@ -58,7 +58,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file holds
-    """Return whether an entry has the right type. An integer mask has not: it could be additive or boolean."""
+    """Return whether an entry has the right type. An integer mask does not: it could be additive or boolean."""
     if entry in {"scale", "is_causal"}:
         return isinstance(value, float | int if entry == "scale" else bool)
     return bool(value.is_floating_point() or (entry == "mask" and value.dtype == torch.bool))
@@ -181,7 +181,7 @@ def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
 
 
 def answer(spec: str, file: str, answers: str) -> None:
-    """Call the function `spec` on the inputs in `file`; write its results, and the inputs after it, into `answers`."""
+    """Call the function `spec` on the inputs in `file`; write its results, and the inputs afterwards, to `answers`."""
     saved = load(Path(file))
     torch.save({"answers": called(spec, saved), "inputs": {name: saved[name].detach() for name in QKV}}, answers)
 

@@ -307,14 +307,14 @@ class _Noted:
 def _of_module(candidate: Implementation, reference: Reference, module: Adapted) -> dict[str, Any]:
     """Return what a script needs to create a module and to call it, by name.
 
-    Another module of the kind is called once, to note what its call reads of the mask, and the dtypes of its buffers.
+    A second module is built and called once, to record what the call reads from the mask and the buffers' dtypes.
     """
     case = build(reference.workload, candidate, reference.inputs)
     assert isinstance(case.module, Adapted)
     mask, inputs = _Noted(case.mask), [case.tensors[name].detach() for name in TOKENS if name in case.tensors]
     with torch.no_grad():
         case.module(*inputs, mask=mask)
-    _ = mask.visible, mask.hidden, mask.lengths, mask.scale, mask.added(inputs[0].dtype)  # mended code may read others
+    _ = mask.visible, mask.hidden, mask.lengths, mask.scale, mask.added(inputs[0].dtype)  # repaired code may read these
     dtypes = {name: each.dtype for name, each in case.module.module.named_buffers()}
     sizes = sizes_of(reference.inputs.weights)
     out: nn.Module | None = module.out
