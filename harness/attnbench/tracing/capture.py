@@ -1,7 +1,7 @@
 """Trace one case: run a few steps under torch.profiler, after the check, in a pass that is never timed.
 
-For any implementation, each phase of a step runs in a module, `Forward` or `Backward`. So the viewer (a plug-in of
-TensorBoard) can show modules even for a bare `attend`, and its DIFF tab finds the same phases in every run.
+Each phase of a step runs in a module, `Forward` or `Backward`, so that the viewer (a plug-in of TensorBoard) can show
+modules even for a bare `attend`, and its DIFF tab finds the same phases in every run.
 
 Trace files are tidied. The host's name, absolute paths, addresses, and the harness's stack frames around the steps are
 removed. Each operator gets a call stack, and calls of the CUDA runtime get the category that the plug-in expects.
@@ -78,7 +78,7 @@ def stepper(case: Case) -> Callable[[], object]:
 
 
 def trace(case: Case, file: Path, on_step: Callable[[], None]) -> None:
-    """Write a trace of the case to `file`; `on_step` is called before each step.
+    """Write a trace of the case to `file`; `on_step` is called before each profiled step, and after the last one.
 
     Raises:
         OSError: the file cannot be written.

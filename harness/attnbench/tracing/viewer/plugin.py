@@ -71,7 +71,7 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         }
 
     def get_diff_status(self, base: Any, exp: Any) -> Any:  # noqa: ANN401
-        """Compare two runs; align the operators of both sides, because the page pairs the rows of both sides."""
+        """Compare two runs; align the operators of both sides, because the page pairs their rows."""
         compared = super().get_diff_status(base, exp)
         align(compared)
         return compared

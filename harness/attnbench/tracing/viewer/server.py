@@ -21,7 +21,7 @@ def launch(folder: Path, port: int) -> str:
     This starts threads, and processes that import the main module: call it only below `if __name__ == "__main__"`.
 
     Raises:
-        ValueError: the port is taken.
+        ValueError: the port cannot be used.
     """
     try:  # before starting anything that needs cleanup
         socket.create_server((HOST, port)).close()
