@@ -31,8 +31,8 @@ NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
 """Calls and approximate seconds of a sample of the interference probe: long enough for other work to delay it, and
 short compared with the samples of arms."""
 TOUCH_BELOW_S = 10e-3
-"""If a call of the quickest arm is shorter and caches are warm, an untimed call precedes each sample, because the
-previous arm has evicted the data. The next calls are a few percent slower, too, but hardly affect the sample's median.
+"""If a call of the quickest arm is shorter than this and caches are warm, an untimed call precedes each sample, because
+the previous arm has evicted the data. The next calls are a few percent slower, too, but hardly change their median.
 Longer calls warm the caches themselves, and an extra call would double their cost."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
@@ -43,8 +43,8 @@ FEWEST_ROUNDS, DECISIVE = 3, 10
 """Fewest rounds of a calibration, since one reading may be late; one round is enough if every call lasts at least
 DECISIVE shortest samples."""
 MOST_TIMES = 10
-"""Longest sample of the slowest arm if it has several calls, as a multiple of the shortest sample. So all arms make
-fewer calls if one arm is far slower than the others."""
+"""Longest sample of the slowest arm if it has several calls, as a multiple of the shortest sample. If one arm is far
+slower than the others, this limit reduces the calls of all arms."""
 MOST_COLD_CALLS = 8  # in a sample with cold caches, since twice the largest cache is written before each call
 LONGEST_HEAT, STEADY = 4, 0.02
 """Heating lasts at least the requested seconds. It ends once the clock frequency of the device has varied by at most
@@ -95,7 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of visit `number` of a workload: a few blocks in the process with the number `epoch`.
 
-    `seed` draws the order of the arms in each block. If the blocks would last longer than `longest_s` seconds (0: no
+    `seed` sets the order of the arms in each block. If the blocks would last longer than `longest_s` seconds (0: no
     limit), slow arms take part in fewer of them; if this is not enough, there are fewer blocks, but at least one. The
     arms in `references` take part in every block, since other arms are compared with them. Before the first block, the
     arms are called for at least `sustained_s` seconds without a pause. Samples last at least `sample_s` seconds (0: as

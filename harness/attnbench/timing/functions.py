@@ -1,6 +1,6 @@
 """Compare a few functions in this process: they are timed as in a run, but without files and worker processes.
 
-All visits share the memory layout of one process, which shifts a ratio of times by up to 3 %. So smaller differences
+All visits share the memory layout of one process, which shifts a ratio of times by up to 3 %, so smaller differences
 stay undecided.
 """
 
@@ -97,7 +97,7 @@ class FunctionComparison:
         number = state.num_visits[HERE]
         if number >= LOOKS[0] and now_s >= self.until_s:
             self.reason = SPENT
-        elif number and number % LOOKS[0] == 0:  # a visit may lack undisturbed blocks
+        elif number and number % LOOKS[0] == 0:  # not only at LOOKS, since a fully disturbed visit does not count
             self.judge()
             if self.stops and not any(each.needs_more for each in self.judgements.values()):
                 self.reason = DECIDED

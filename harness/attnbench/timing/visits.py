@@ -103,10 +103,10 @@ def best(costs: Costs, spread: Spread) -> float:
 def share(costs: Costs, spread: Spread, *, num_taken: int, left_s: float, limits: tuple[int, int]) -> Share:
     """Choose the blocks and seconds of the next process on a workload, after `num_taken` processes.
 
-    `left_s` seconds are left for the workload. A comparison is judged only at its looks, the numbers of processes in
-    LOOKS. So the processes up to one look share the time that is left. This is the look at which the interval will be
-    narrowest, among the looks that leave at least LEAST_SHARE of the time to the blocks. `limits` are the fewest blocks
-    of a process, and the fewest processes.
+    A comparison is judged only at its looks, the numbers of processes in LOOKS. The processes up to the chosen look
+    share the `left_s` seconds that are left for the workload. The chosen look is the one with the narrowest expected
+    interval, among those that leave at least LEAST_SHARE of the time to the blocks; if none does, it is the next look.
+    `limits` has the fewest blocks of a process, and the fewest processes.
     """
     least, num_rounds = limits
     looks = [look for look in LOOKS if look > num_taken and look >= num_rounds] or [num_taken + 1]
