@@ -189,7 +189,7 @@ def num_processes(results: Results) -> int:
 def too_noisy(results: Results) -> Warned | None:
     """Return a warning if noise hides differences as small as the margin; None if it does not.
 
-    Noise does so if at least half of the comparisons are undecided, and the median half-width of their intervals
+    There is a warning if at least half of the comparisons are undecided, and the median half-width of their intervals
     exceeds the margin. Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
     judged, margin = judgements(results).values(), results.plan.smallest_effect
@@ -222,7 +222,7 @@ def contention(results: Results) -> Warned | None:
 
 
 def waiting(results: Results) -> dict[Key, float]:
-    """Return by key the share of samples with waiting threads; cells whose samples do not record it are left out."""
+    """Return the share of samples in which threads waited, by key; cells that do not record it are left out."""
     timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
     return {
         key: float(((flags & Flag.waited) != 0).mean())
@@ -250,9 +250,9 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
 def session_doubts(results: Results) -> list[Warned]:
     """Return the reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    If the hypervisor alone took more than CONTENTION of the processors' time, that is always a reason. If it did only
-    together with other programs, that is a reason only if no cell records whether threads waited, because the effect
-    varies: it may be nothing with one thread, and a factor of ten with two.
+    If the hypervisor alone took more than CONTENTION of the processors' time, that is always a reason. If only
+    it and other programs together did, that is a reason only if no cell records whether threads waited, because the
+    effect varies: it may be nothing with one thread, and a factor of ten with two.
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
@@ -275,7 +275,7 @@ def session_doubts(results: Results) -> list[Warned]:
 
 
 def doubts(results: Results) -> list[Warned]:
-    """Return the session's reasons to distrust times or, without any, a sentence for each arm with doubtful times."""
+    """Return the session's reasons to distrust times; if it has none, a sentence for each arm with doubtful times."""
     if lines := session_doubts(results):
         return lines
     by_arm: dict[Arm, list[tuple[str, Warned]]] = {}

@@ -51,8 +51,8 @@ def metric_series(
 
     The paths are run folders, journals, or folders of them; of two copies of a run, the one with more visits counts.
     `implementations` (specs) and `workload` (a pattern for ids) select cells; without `implementations`, all are
-    selected. Runs whose conditions (such as cold caches) differ from the newest run's are left out. For the metric
-    "ratio", so are runs with another baseline. Changes below SMALLEST are not reported.
+    selected. Runs with other conditions than the newest run (such as cold caches) are left out; for the metric "ratio",
+    also runs with another baseline. Changes below SMALLEST are not reported.
 
     Raises:
         ValueError: nothing can be read, or no selected cell has the metric; the message lists the available metrics.

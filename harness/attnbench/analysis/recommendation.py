@@ -127,11 +127,10 @@ class Recommendation:
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """Compare the time of another implementation with the choice's; None for the choice itself.
+        """Compare the time of another implementation with the choice's; None for the choice, or without a leader.
 
         If the choice is the leader (the fastest implementation) and was compared with the other, the interval and the
         verdict are from this comparison. Otherwise there is no interval, and the verdict is relative to the leader.
-        None without a leader.
         """
         stands = self.standing
         if stands is None or other == self.choice:

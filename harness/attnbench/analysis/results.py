@@ -35,7 +35,7 @@ LOST = "which {} lines or gaps were left out: a failure may have been among them
 class Results:
     """One run as read from its journal: its plan, its records in the plan's order, and whether it finished.
 
-    `lru_cache` stores values that are derived from a `Results`, by its identity, so do not modify its fields.
+    Values derived from a `Results` are cached by its identity (`lru_cache`), so do not modify its fields.
     """
 
     folder: Path

@@ -100,7 +100,7 @@ def flag_impossible_times(
     *,
     is_cold: bool,
 ) -> tuple[tuple[Record, ...], Warnings]:
-    """Mark cells with impossible times `invalid`, and remove their numbers; return all records and warnings by cell.
+    """Mark cells with impossible times `invalid`, and remove their numbers; return the records, and warnings by cell.
 
     `ceilings` are keyed by host name and hardware. `slow` has the warnings of `slowdown_warnings`, by workload id.
     `is_cold` is true if caches did not hold the data of a call when it began.

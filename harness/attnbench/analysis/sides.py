@@ -43,7 +43,7 @@ def by_side(results: Results) -> tuple[list[Record], list[Record]]:
 
 
 def failed(results: Results) -> list[tuple[Record, str]]:
-    """Return (record, description) of each cell of the candidate that is wrong, failed, or ok only in the base."""
+    """Return (record, description) for each cell of the candidate that is wrong, failed, or ok only in the base."""
     failures = []
     for match in matched(*by_side(results)):
         record, before = match.candidate, None if match.base is None else match.base.status

@@ -196,7 +196,7 @@ def _results(paths: Iterable[Path | str]) -> list[Results]:
 
 
 def _frame(cells: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
-    """Build a table of rows with `columns` first; columns of CELL_COLUMNS get their types, even without any value."""
+    """Build a table from rows, with `columns` first; columns in CELL_COLUMNS get their types even if they are empty."""
     import pandas as pd
 
     others = (column for row in cells for column in row)

@@ -65,7 +65,7 @@ def accept(run: Path, results: Path, reason: str) -> Path:
 
 
 def _problem(candidate: Results) -> str:
-    """Return why a run cannot be a baseline, or ""."""
+    """Return why a run cannot be a baseline; "" if it can."""
     if candidate.plan.sides is not None:
         return "it compared two sides, and a baseline is one state of the code; store a run of attnbench run"
     wrong = [record for record in candidate.records if record.is_finding]
