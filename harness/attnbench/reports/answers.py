@@ -232,7 +232,7 @@ def _beaten(beaten: Sequence[Answer], rest: Sequence[Answer], base: str) -> list
 
 
 def _not_slower(choice: Cell, shape: Answer) -> set[str]:
-    """Return the other faster implementations on a shape whose ratio's interval does not lie above the choice's."""
+    """Name the other faster implementations on one shape, except those whose interval lies above the choice's."""
     most = choice.ratio_ends[1] or 0.0
     return {cell.name for cell in shape.faster if cell is not choice and (cell.ratio_ends[0] or math.inf) <= most}
 

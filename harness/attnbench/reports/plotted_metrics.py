@@ -191,12 +191,12 @@ def _bar_ends(ends: Sequence[float | None], values: Sequence[float], unit: str) 
 
 
 def _inside(value: float, unit: str) -> float:
-    """Return a value with a unit unchanged, and clip a ratio (which has no unit) to the ratios that the plot shows."""
+    """Clip a ratio (a value without a unit) to the range that the plot shows; return any other value unchanged."""
     return value if unit else min(max(value, 1 / FURTHEST), FURTHEST)
 
 
 def _is_beyond(value: float, unit: str) -> bool:
-    """Return whether the value is a ratio (it has no unit) that lies outside of the plot."""
+    """Return whether the value is a ratio (a value without a unit) outside of the range that the plot shows."""
     return _inside(value, unit) != value
 
 

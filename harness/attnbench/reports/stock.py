@@ -56,7 +56,7 @@ def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
 
 
 def load(file: Path) -> dict[str, str]:
-    """Read a file of `write`: its facts, verdicts (by `IMPLEMENTATION, DEVICE DTYPE`) and findings, as texts by name.
+    """Read a file that `write` wrote: facts, verdicts (by `IMPLEMENTATION, DEVICE DTYPE`) and findings, by name.
 
     Raises:
         ValueError: `write` did not write this file.
