@@ -35,7 +35,7 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add new visits; return all discarded blocks by workload. `visits` contains all visits so far."""
+        """Add the new ones of all visits so far (`visits`); return all discarded blocks by workload."""
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)
