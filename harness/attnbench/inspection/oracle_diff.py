@@ -192,7 +192,7 @@ class Comparison:
 
 
 def compared(tolerance: Tolerance, result: object) -> Comparison:
-    """Compare `result`, an object of any type that foreign code returned, with the oracle's result in `tolerance`."""
+    """Compare `result`, an object of any type from foreign code, with the oracle's result, `tolerance.expected`."""
     right, letters = tolerance.expected, LETTERS[tolerance.name]
     blank = Comparison(name=tolerance.name, oracle=right.numpy(), tolerance=tolerance.largest)
     if isinstance(result, _Trouble):
