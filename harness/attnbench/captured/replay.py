@@ -91,7 +91,7 @@ class CapturedMask(RowMask):
 
 
 def reference(saved: dict[str, Any]) -> Reference:
-    """Compute the right answer to the captured inputs, with the limits of each tensor's error.
+    """Compute the right answer for the captured inputs, with limits for the errors of each tensor.
 
     Raises:
         ValueError: shapes of the inputs do not fit together, or the right answer is not finite.
