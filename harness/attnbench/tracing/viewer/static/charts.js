@@ -28,7 +28,7 @@ function inkOn(colour) {
 
 const EMPTY = { data: { values: [{}] }, mark: { type: "text", fontSize: 13 }, encoding: { text: { value: "no time here" } } };
 
-/** The plain text of a tooltip that the page has made, which may be HTML. */
+/** The plain text of a tooltip from the page; the tooltip may be HTML. */
 function plain(text) {
   return new DOMParser().parseFromString(String(text), "text/html").body.innerText;
 }

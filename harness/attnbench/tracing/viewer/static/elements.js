@@ -1,5 +1,5 @@
 // The part of the first version of custom elements that the trace viewer needs and browsers have dropped:
-// document.registerElement with its callbacks, for elements that are parsed, made, cloned, put in and taken out.
+// document.registerElement with its callbacks, for elements that are parsed, created, cloned, inserted and removed.
 // Source: https://www.w3.org/TR/2016/WD-custom-elements-20160226/
 "use strict";
 
