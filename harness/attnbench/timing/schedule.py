@@ -35,7 +35,7 @@ def visit_seed(seed: int, workload: str, number: int) -> int:
 
 
 def load_libraries() -> None:
-    """Import the libraries for judging before sampling, because the import takes time and starts busy threads."""
+    """Before sampling, import the libraries for judging, because the import takes time and starts busy threads."""
     if not {"scipy.special", "pandas"} <= set(sys.modules):
         half_widths(1.0, 1.0, 0.5)
         wait_for_idle_threads(limit_s=0.3)
