@@ -100,7 +100,7 @@ def need(cell: Cell) -> Need:
 
 
 def digest(source: str) -> str:
-    """Return a short hash of the functions with `@jit` in a source text; comments and other code do not change it."""
+    """Return a short hash of the `@jit` functions of a source text and their docstrings, but not of their comments."""
     kernels = [
         node
         for node in ast.parse(source).body

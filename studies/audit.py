@@ -6,7 +6,7 @@
 A chooser picks an implementation for each shape. Its regret is the time of its choice relative to that of the fastest
 implementation. One chooser is a policy, learned from the training shapes alone. All choosers are judged on the held-out
 shapes: those of all model presets, and random ones. Every process times all implementations of a shape. Every second
-process selects the fastest, and only the others measure the regret: so the luck of the selected one does not count.
+process selects the fastest one; only the other processes measure the regret, so that lucky times do not count twice.
 """
 
 import itertools
@@ -55,7 +55,7 @@ KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none"
 """Pairs (mask, kind of work) of the shapes from which the policy is learned; each pair occurs with both dtypes."""
 VISITS_TRAINED, VISITS_HELD_OUT = 4, 12
 LARGEST_MEAN, LARGEST_WORST = 0.01, 0.05
-"""Limits of our policy's regret, as shares: of the mean over all shapes, and of the part beyond noise on any shape."""
+"""Limits of our policy's regret, as shares: of the mean over all shapes, and of the part beyond noise on any one."""
 CALL_LIMIT_S = 0.25
 MOST_FLOPS, MOST_SCORE_BYTES = 4e9, 2.0**28
 """Limits of a random shape: FLOPs of a call, and bytes of the score matrix. They keep calls short on one core."""

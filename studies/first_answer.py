@@ -1,4 +1,4 @@
-"""`python -m studies.first_answer`: the time that `attnbench check` takes for right and wrong functions and modules.
+"""`python -m studies.first_answer`: measure how long `attnbench check` takes for right and wrong functions and modules.
 
 Run it on an idle machine.
 """
@@ -66,7 +66,7 @@ CHECKS = {
     "a wrong function, until its sentence": ("mine.py:mistaken", "first_s", 5),
     "a wrong module, until its sentence": ("mine.py:wrong_module", "first_s", 5),
 }
-"""Checks by title: the implementation, the name of the judged duration in a row, and its limit in seconds."""
+"""Checks by title: the implementation, the field of the duration that is judged, and its limit in seconds."""
 
 
 def first_answer(
@@ -97,7 +97,10 @@ def first_answer(
 
 
 def timed(name: str, tree: Path, number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
-    """Check `name` with the package below `tree`; return the seconds to the first line with WRONG, and to the end."""
+    """Check `name` with the package below `tree`; return one row with its durations and its exit code.
+
+    `first_s` is the time to the first line with WRONG, or infinite; `total_s` is the time to the end.
+    """
     environment = os.environ | {"PYTHONPATH": module_path(tree), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     with tempfile.TemporaryDirectory(prefix="first-answer-") as folder:
         Path(folder, "mine.py").write_text(MINE, encoding="utf-8")

@@ -52,7 +52,7 @@ def complete(pieces: Sequence[Piece], folder: Path, most: int = 0, pool: Executo
     """Run the missing repetitions of all pieces; `most` limits the repetitions of each piece (0: no limit).
 
     Pieces take turns, one repetition each, so that a change of the machine affects all of them. If `pool` is given,
-    each piece is one of its jobs instead, and jobs run at the same time.
+    each piece is a job of the pool instead, and the jobs run in parallel.
     """
     if pool is None:
         for number in range(max((piece.size for piece in pieces), default=0)):
@@ -70,7 +70,7 @@ def progress(text: str) -> None:
 
 
 def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> None:
-    """Run those repetitions among `numbers` that are not stored yet, and store their rows; `most` limits them."""
+    """Run and store the repetitions in `numbers` that are not stored yet; stop before number `most` (0: no limit)."""
     path, size = file_of(folder, piece.name), min(piece.size, most or piece.size)
     for number in numbers:
         lines = _lines(path)
@@ -81,5 +81,5 @@ def _repeat(piece: Piece, folder: Path, most: int, numbers: Sequence[int]) -> No
 
 
 def _lines(path: Path) -> list[str]:
-    """Read the complete lines of a file; leave out a last line that was cut off. Return [] if there is no file."""
+    """Read the lines of a file, without a last line that was cut off; return [] if there is no file."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []

@@ -1,10 +1,10 @@
-"""`python -m studies.margins`: how close right implementations come to the limits of errors, on each instruction set.
+"""`python -m studies.margins`: measure how close right implementations come to the limits of errors.
 
 Workloads are those of `attnbench check`, for functions and modules. A seed selects a workload and draws its inputs.
 Every probe (kind of input) is given to each bundled implementation that supports the workload and needs no compiler,
 and to Llama's module. A place is an instruction set that PyTorch can be limited to, with one thread or two; each place
-has a process of its own. The seeds are divided among the places, so that later seeds of a workload usually belong to
-other places. Rerun the command to resume.
+has a process of its own. Each seed belongs to one place, and the seeds of a workload usually belong to different
+places. Rerun the command to resume.
 """
 
 import json
@@ -45,7 +45,7 @@ SKIPPED = ("context_parallel",)
 REFUSED = "pack_vnni2 is only supported when avx512 is supported"
 """Error of SDPA in bfloat16 (torch 2.13) on a processor with AMX, if PyTorch is limited to older instruction sets."""
 SEEDS_PER_RANKS = 4
-"""Interval between the seeds on which implementations over several processes are called, since they are slow."""
+"""Implementations over several ranks are slow: they are called only on one of this many seeds of a place."""
 
 
 class Margin(msgspec.Struct, frozen=True):
@@ -66,7 +66,8 @@ class Margin(msgspec.Struct, frozen=True):
 def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]]]]:
     """Return the implementations by name, and pairs (workload, names of the implementations to call on it).
 
-    The workloads are those of the default check and, for bundled implementations only, the same in scope `module`.
+    The workloads are those of the default check, and their copies in scope `module`. On a copy that the default check
+    does not have itself, only bundled implementations are called.
     """
     names = [name for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED]
     specs = [*names, f"{LLAMA}:llama"] if find_spec("transformers") else names
@@ -113,9 +114,9 @@ def margins_of(
 
 
 def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int) -> None:
-    """Measure those seeds of one place that are not stored yet. Its seeds are every `step`-th one from `first` on.
+    """Measure the seeds of one place that are not stored yet: every `step`-th seed, starting with `first`.
 
-    All places together have `seeds` seeds, or one for each workload if that is more.
+    All places together have `seeds` seeds, but at least one for each workload.
     """
     torch.set_num_threads(place[1])
     every, cells = planned()

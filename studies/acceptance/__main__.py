@@ -1,9 +1,9 @@
-"""`python -m studies.acceptance W1 V4 --sessions 5`: tests of the method's promises, W1 to W7 and V1 to V9.
+"""`python -m studies.acceptance W1 V4 --sessions 5`: tests of the method's promises, W1 to W7, V1 to V4, V6 and V9.
 
-A session runs attnbench, or in V2 and V3 also a simulation, on functions whose true difference in speed is known. Each
-session is stored when it ends, so that an interrupted study can be resumed. `--list` prints the minutes that each test
-takes. `--old TREE` also runs an older attnbench from a checkout, in turns with this one. The tests of CUDA devices, G1
-to G5, are in on_cuda.py.
+Most sessions run attnbench on functions whose true difference in speed is known; those of V2, and some of V3, are
+simulated. Each session is stored when it ends, so that an interrupted study can be resumed. `--list` prints the minutes
+that the missing sessions take. `--old TREE` also runs an older attnbench from a checkout, in turns with this one. The
+tests of CUDA devices, G1 to G5, are in on_cuda.py.
 """
 
 import itertools
@@ -35,7 +35,7 @@ FALSE, NEAR = 0.05, 0.1
 ERROR_OF_LOOP = 1.2
 """Largest RMS error of a ratio, as a multiple of the error that the plain loop makes in the same time."""
 SHARES = {10.0: 0.5, 30.0: 0.6, 240.0: 0.7}
-"""Smallest share of a run's time that is spent in samples, by the budget of the run in seconds."""
+"""Smallest share of a run's time that must be spent in samples, by the budget of the run in seconds."""
 WITH_OLD, OLD = ("W1", "W2", "W4", "W5"), ", older"
 """Tests that `--old` runs with the older attnbench, too, and the suffix of the names of these runs."""
 Take = Callable[..., Sequence[Row]]
@@ -65,7 +65,7 @@ def _count(rows: Sequence[Row], *verdicts: str) -> int:
 
 
 def _same(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge sessions of identical code: at most the share FALSE is slower or faster, and settings always match."""
+    """Judge sessions of identical code: settings must always match, and at most the share FALSE be slower or faster."""
     alike, false = sum(row.get("alike") == 1.0 for row in rows), _count(rows, "slower", "faster")
     found = f"settings equal in {alike} of {len(rows)}; false verdicts {at_most(false, len(rows))}; "
     found += f"equal in {_count(rows, 'equivalent')}"
@@ -90,7 +90,7 @@ def _against_loop(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _identical(rows: Sequence[Row], least_equal: float = 0.0) -> tuple[str, bool]:
-    """Judge identical files: none is slower and, if `least_equal` > 0, none faster and at least that share equal."""
+    """Judge identical files: none may be slower; if `least_equal` > 0, none faster, and at least that share equal."""
     equal = _count(rows, "equivalent")
     false = _count(rows, "slower", *["faster"] * bool(least_equal))
     words = (
@@ -349,7 +349,7 @@ def chosen(names: Sequence[str]) -> list[Test]:
 
 
 def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
-    """Return the sessions of a test as a piece of the study, and those of the tree `old`, if given, as another."""
+    """Return the sessions of a test as a piece; for a test of WITH_OLD, also those of the tree `old`, if given."""
     found = [frame.Piece(name=test.id, make=test.take, size=test.number)]
     if old is not None and test.id.startswith(WITH_OLD):
         make = partial(test.take, tree=old.resolve() / "harness")

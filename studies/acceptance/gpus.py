@@ -18,7 +18,7 @@ Call = Callable[[], object]
 DEVICE = "cuda"
 SPIN_CYCLES = 1_000_000
 BYTES_PER_S = {"A100": 2.039e12, "H100": 3.35e12, "H200": 4.8e12}
-"""Memory bandwidth by model, in bytes per second. Source: https://www.nvidia.com/en-us/data-center/, pages of each."""
+"""Memory bandwidth in bytes/s, by model. Source: the models' pages at https://www.nvidia.com/en-us/data-center/."""
 
 
 class CudaGpu:
@@ -52,7 +52,7 @@ class CudaGpu:
         return lambda: source + 1
 
     def copy(self) -> tuple[Call, int]:
-        """Return a call that copies a quarter of the cache's size, and the bytes that it reads and writes."""
+        """Return a call that copies a quarter of the cache's size, and the number of bytes that it reads and writes."""
         source = torch.ones(device(DEVICE).cache_bytes() // 4, dtype=torch.uint8, device=DEVICE)
         return partial(torch.empty_like(source).copy_, source), 2 * source.nbytes
 

@@ -29,7 +29,7 @@ LARGEST_FALSE, COVERAGE, POWER, LARGEST_EQUAL = 0.06, (0.93, 0.98), 0.9, 0.01
 SPIKE = 0.3
 """Mean size of a spike, on the log scale."""
 KEPT = 0.5
-"""Correlation of the drift of a comparison in one process with that in the next."""
+"""Correlation between a comparison's drift in one process and its drift in the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ SLOWDOWNS = {
 
 
 def noise_pool(world: World, draws: np.random.Generator) -> Floats:
-    """Draw the errors (POOL,) of log ratios, each of which is the median over the blocks of one process."""
+    """Draw errors (POOL,) of log ratios; one error is the median over the blocks of one process."""
     logs = world.noise * draws.standard_normal((2, POOL // 16, NUM_BLOCKS), dtype=np.float32)
     if world.spikes:
         logs += (draws.random(logs.shape) < world.spikes) * draws.exponential(SPIKE, logs.shape)
@@ -164,7 +164,7 @@ def _total(found: Sequence[Row]) -> dict[str, Tally]:
 
 
 def judge_alarms(found: Sequence[Row]) -> tuple[str, bool]:
-    """Judge V2: the upper limit of the share of sessions with a false verdict, in the world where it is largest."""
+    """Judge V2: in every world, the upper limit of the share of sessions with a false verdict must be small enough."""
     totals = _total(found)
     limits = {name: upper_limit(each.alarms, each.num_runs) for name, each in totals.items()}
     worst = max(limits, key=lambda name: limits[name])
@@ -182,7 +182,7 @@ def judge_coverage(found: Sequence[Row]) -> tuple[str, bool]:
 
 
 def judge_power(found: Sequence[Row]) -> tuple[str, bool]:
-    """Judge the slowdowns of V2: the share found in each world must reach POWER, and few may be called equal."""
+    """Judge the slowdowns of V2: in each world, the share found must reach POWER; few overall may be called equal."""
     totals = _total(found)
     words = [
         f"{name}: {each.slower / each.num_cells:.1%} after {each.processes / max(1, each.slower):.1f} processes"

@@ -1,7 +1,7 @@
 """G1 to G5: tests of the clock of a CUDA device. Each test is a function, which uses the first device by default.
 
-Each function also accepts a simulated device, with which tests/studies show that it passes on a healthy device and
-fails on a faulty one.
+Each function also accepts a simulated device. With such devices, tests/studies show that a test passes on a healthy
+device and fails on a faulty one.
 
 Sources: meaning of event times, https://docs.nvidia.com/cuda/cuda-c-best-practices-guide (timing with GPU events);
 spinning kernel and flush outside of the span, https://github.com/NVIDIA/nvbench.
@@ -38,8 +38,8 @@ SHORTEST_S = 20e-6
 GAP_S = 1.2e-6
 """Seconds between two consecutive kernels of a call on a GPU: part of the call's time, but not of the kernels' time."""
 INSIDE, BEYOND, UNDECIDED = "inside", "beyond", "not decided"
-"""Verdicts on a row, by the position of its interval relative to the limit. An interval may be too wide for a decision,
-since times vary by a third, as does the clock frequency, if a GPU is at its power cap."""
+"""Verdicts on a row, by the position of its interval relative to the limit. An interval may be too wide for a decision:
+if a GPU is at its power cap, its clock frequency varies by a third, and so do times."""
 FEWEST_INSIDE = 3
 """Fewest rows inside the limit that a test needs to pass."""
 COLDER = 1.05

@@ -46,7 +46,7 @@ def fused() -> str:
 
 
 def loops(axes: Axes, folder: Path) -> Reading:
-    """Time each function with the plain loop, in a process of its own."""
+    """Time each function with the plain loop, each in a process of its own."""
     sizes = {"seq_len": int(axes["seq_len"]), "num_threads": int(axes["num_threads"])}
     return {name: plain_loop([spec], folder, seconds=LOOP_S, **sizes)[0][0] for name, spec in SPECS.items()}
 
@@ -75,7 +75,7 @@ WAYS: dict[str, Callable[[Axes, Path, Path], Reading]] = {
 
 
 def session(number: int, *, num_threads: int, seq_len: int, tree: Path = ROOT) -> list[Row]:
-    """Time a shape in each of WAYS, in random order, with the plain loop before and after; return a row for each."""
+    """Time a shape in each of WAYS, in random order, with plain loops before and after each; return a row for each."""
     axes: Axes = {"seq_len": seq_len, "mask": "none", "num_threads": num_threads, "direction": "inference"}
     rows = []
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:

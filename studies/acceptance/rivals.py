@@ -72,7 +72,7 @@ class _Carrier:
 
     @property
     def has_time(self) -> bool:
-        """Whether another turn, if as long as the longest one, fits into `share_s`; true before the first turn."""
+        """Whether a turn as long as the longest one so far still fits into `share_s`; true before the first turn."""
         return not self.times or self.wall_s + self.longest_s < self.share_s
 
     def keep(self, turn_s: float, rounds: Times) -> None:
@@ -132,10 +132,10 @@ _runners: list[Any] = []  # pyperf allows one Runner in a process
 def _pyperf(call: Call, share_s: float) -> Times:
     """Time a call like one worker process of pyperf: calibrate, take a warm-up value, then values until `share_s`.
 
-    By default pyperf takes 3 values of at least 0.1 s in each of 20 processes, one after another: some 10 s for each
-    function, and 21 imports of torch. That does not fit into a few seconds. So pyperf's timing loop runs in this one
-    process and takes at least 3 values, with the options --worker, --calibrate-loops and --min-time (a thirtieth of
-    `share_s`, at most 0.1 s). This loses pyperf's protection against memory layouts that differ between processes.
+    By default pyperf takes 3 values of at least 0.1 s in each of 20 processes, one after another. With 21 imports of
+    torch and some 10 s for each function, that does not fit into a few seconds. Therefore pyperf's timing loop runs in
+    this one process and takes at least 3 values, with the options --worker, --calibrate-loops and --min-time (a
+    thirtieth of `share_s`, at most 0.1 s). This loses pyperf's protection against the luck of one memory layout.
     Source: https://pyperf.readthedocs.io/en/latest/runner.html
     """
     import pyperf

@@ -56,7 +56,7 @@ def mine(query, key, value):
 exact; in PRODUCT it computes an extra matrix product, which also uses threads and caches."""
 ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
 NEVER = 1e-6
-"""A margin (smallest effect) at which no session can decide, so that it uses its whole budget."""
+"""A margin (smallest effect) so small that no session can decide, so that each one uses its whole budget."""
 BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
 STUDIES = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ NUM_KINDS = 20
 
 
 def surroundings() -> dict[str, str]:
-    """Return the environment variables, without those that set a number of threads: a session sets its own."""
+    """Return the environment variables except those that set a number of threads, since a session sets its own."""
     return {name: value for name, value in os.environ.items() if name not in THREADS}
 
 
@@ -127,7 +127,7 @@ def cells(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def neighbours(number: int) -> Iterator[None]:
-    """Run this many processes that compute without a pause, until the context ends."""
+    """Run `number` processes that compute without a pause until the context ends."""
     running = [subprocess.Popen(BUSY) for _ in range(number)]  # noqa: S603 - our own command
     try:
         yield
@@ -264,7 +264,10 @@ def honest(number: int, *, num_busy: int) -> Row:
 
 
 def honest_kind(number: int, to: Path) -> str:
-    """Write one of NUM_KINDS right functions, spread evenly over the archive, to the file `to`; return its name."""
+    """Write the right function for this session to the file `to`, and return the function's name.
+
+    The sessions use NUM_KINDS functions in turn, spread evenly over the archive.
+    """
     with tarfile.open(RIGHT) as archive:
         names = sorted(name for name in archive.getnames() if name.startswith("honest/h"))
         name = names[number % NUM_KINDS * len(names) // NUM_KINDS]
@@ -275,7 +278,7 @@ def honest_kind(number: int, to: Path) -> str:
 
 
 def rivals(number: int, *, budget_s: float, tree: Path = ROOT) -> list[Row]:
-    """Compare a function with itself, using every tool for equal time, or only attnbench if `tree` is an older one."""
+    """Compare a function with itself by every tool, in equal time; only by attnbench if `tree` is an older one."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         files = [Path(name) / file for file in ("base.py", "candidate.py")]
         for file in files:

@@ -1,4 +1,4 @@
-"""`python -m studies.acceptance.spent RUN`: divide the wall time of a run into parts, as its journal shows them."""
+"""`python -m studies.acceptance.spent RUN`: divide the wall time of a run into parts, from its journal."""
 
 import json
 import sys
@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 NUM_CALLS, START_S = 1, 6
-"""Positions of two fields in a sample, which the journal stores as a list with its value first."""
+"""Positions of two fields in a sample: the journal stores a sample as a list, with its value at position 0."""
 
 
 def spent(journal: Path) -> dict[str, float]:
     """Divide the seconds of a run, up to its last event, into parts by name.
 
     `between` contains starts of processes, messages, waits and the reading of answers. `before and after` contains
-    imports, profiling and other metrics. `run` is the whole, and `timing` lasts from the first sample to the last.
+    imports, profiling and other metrics. `run` is the whole; `timing` lasts from the first sample's start to the last
+    sample's end.
     """
     events = [json.loads(line) for line in journal.read_bytes().splitlines()]
     visits = [event for event in events if event["type"] == "visit_finished"]

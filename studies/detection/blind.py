@@ -3,11 +3,13 @@
 `blind.tar.xz` next to this file contains 612 wrong functions (m...) and 350 right ones (h...); in an archive, imports
 and linters do not find them. The authors knew the definition of attention, the signature that a function may have, and
 public bug reports; each file names its source. They compared each wrong function with a float64 loop: its error is at
-least ten times that of a right form (from m301 to m499, four times). Functions from m601 on read a paged cache; their
-author knew docs/serving.md, too. Those from m701 on are kernels, from m801 on ports of models, and from m901 on taken
-from public reports; their three authors knew README, docs/guide.md and docs/adapters.md. So did those of the kernels,
-ports and reports from m1001, m1101 and m1201 on, who could not run their code. m565 was first counted as
-right, but its gradients are NaN where those of scaled_dot_product_attention are finite. Rerun the command to resume.
+least ten times that of a right form (from m301 to m499, four times).
+
+Functions from m601 on read a paged cache; their author also knew docs/serving.md. Functions from m701 on are kernels,
+from m801 on ports of models, and from m901 on taken from public reports. Functions from m1001, m1101 and m1201 on are
+again kernels, ports and reports, but their authors could not run them. The authors from m701 on also knew README,
+docs/guide.md and docs/adapters.md. m565 was first counted as right, but its gradients are NaN where those of
+scaled_dot_product_attention are finite. Rerun the command to resume.
 """
 
 import csv
@@ -33,10 +35,10 @@ ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
 BEFORE = Path(__file__).with_name("before.json")
-"""Earlier verdicts by function, from m501 on: the check did not have the rules yet that these functions led to."""
+"""Earlier verdicts on functions from m501 on, when the check did not yet have the rules that they led to."""
 JUDGED = Path(__file__).with_name("judged.json")
-"""Judgements (see JUDGEMENTS) of attnbench's diagnosis of each function from m701 or m1001 on, by state of attnbench's
-code. The people who judged had not written the diagnoses."""
+"""Judgements (see JUDGEMENTS) on attnbench's diagnosis of each function from m701 or m1001 on, by state of attnbench's
+code. The judges had not written the diagnoses."""
 JUDGEMENTS = ("right", "vague", "wrong", "missed")
 LATER = """The row of the new sets is of code that had not seen them. Rows after the first, and the last one, are of
 code that was mended for these same functions, of which only some were judged again: their bounds say how many were

@@ -1,4 +1,4 @@
-"""Run right implementations through the check: every bundled one, on new inputs for every seed."""
+"""Check right implementations: every bundled one that is not compiled, on a new workload and inputs for every seed."""
 
 from collections.abc import Iterable, Iterator
 from random import Random
@@ -79,13 +79,16 @@ def workload_of(seed: int) -> Workload:
 
 
 def rows(first: int, last: int, _: int = 0) -> list[Row]:
-    """Run every right implementation with the seeds range(first, last); return a row for each trial."""
+    """Run all trials with the seeds range(first, last); return a row for each trial."""
     torch.set_num_threads(1)  # most tensors are small: a second thread would mostly wait
     return [msgspec.to_builtins(trial) for trial in trials(range(first, last))]
 
 
 def trials(seeds: Iterable[int]) -> Iterator[Trial]:
-    """Yield trials of every implementation with each seed: by our check, and by other rules on three input kinds."""
+    """Yield the trials of every implementation with each seed: by our check, and by other rules on three input kinds.
+
+    Implementations that need a compiler are left out.
+    """
     found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE)}
     every = {name: made for name, made in found.items() if not made.compiles}  # each seed has new sizes
     for seed in seeds:

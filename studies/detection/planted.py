@@ -13,7 +13,7 @@ BLOCK_SCORES = 2**24
 
 
 def implementation(mistake: Mistake) -> Implementation:
-    """Build an implementation: the textbook form with the steps that the mistake replaces."""
+    """Build an implementation: the textbook form, in which the mistake replaces some steps."""
 
     class Mistaken(nn.Module):
         def __init__(self, weights: Weights) -> None:

@@ -20,7 +20,7 @@ INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform,
 """Kinds of input by name: uniform numbers, as many benchmarks draw them, and our probes."""
 EVERYTHING = "all"
 DIFFERS = 1e-6
-"""Largest error of a mistake in float64 that makes no difference, as a share of the tensor's largest value."""
+"""A mistake makes no difference if its error in float64 is at most this share of each tensor's largest value."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +179,7 @@ def rows(length: int, dtype: str, names: Collection[str], _: int = 0) -> list[Ro
 
 
 def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell | Absent]:
-    """Try the mistakes `names` (all if empty); yield a Cell for each rule and kind of input, or one Absent."""
+    """Try the mistakes `names` (all if empty); yield a Cell for each form, rule and kind of input, or one Absent."""
     for name, kind in kinds().items():
         if not names or name in names:
             yield from _tried(kind, length, dtype)

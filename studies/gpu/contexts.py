@@ -1,8 +1,9 @@
 """`python -m studies.gpu.contexts`: print the CUDA runtime calls of the device methods `facts` and `select`.
 
 No GPU is needed: a library with stubs of the runtime's functions prints their names. The program needs a CUDA build of
-torch and the compiler cc. It first imports the module from which workers are forked; this import must print no call. On
-a busy device `cudaSetDevice` fails, as on a GPU in compute mode EXCLUSIVE_PROCESS that another process uses.
+torch and the compiler cc. It first imports the module from which workers are forked; this import must print no call.
+The calls are also printed for a busy device, on which `cudaSetDevice` fails, as on a GPU in compute mode
+EXCLUSIVE_PROCESS that another process uses.
 """
 
 import os

@@ -67,7 +67,10 @@ def run(step: Step, out: Path, _: int) -> list[Row]:
 
 
 def _outcome(step: Step, out: Path) -> Row:
-    """Run a step's process; return its outcome and reason. A step that writes no result file has the outcome DIED."""
+    """Run a step's process; return its outcome, its reason and, if it wrote a result file, its answer.
+
+    If the process ends by a signal or without a result file, the outcome is DIED; after the time limit, it is HUNG.
+    """
     file, log = out / "found" / f"{step.name}.json", out / "logs" / f"{step.name}.log"
     file.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))

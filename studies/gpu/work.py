@@ -157,7 +157,7 @@ def die() -> tuple[str, list[Row]]:
 
 
 def _python(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[bytes]":
-    """Run Python; its output goes to the step's log, and its standard output is also part of the returned object."""
+    """Run Python; copy its standard output to the step's log, and return it with the exit code."""
     done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, cwd=cwd, check=False)  # noqa: S603
     sys.stdout.write(done.stdout.decode(errors="replace"))
     return done

@@ -62,7 +62,7 @@ class SimulatedGpu(SimulatedRuntime):
         self._num_kernels = 0
 
     def many(self, number: int, seconds: float) -> Call:
-        """Return a call that queues `number` kernels of `seconds` each; if they are short, launches take longer."""
+        """Return a call that queues `number` kernels of `seconds` each; the device waits if launches take longer."""
 
         def call() -> None:
             for _ in range(number):

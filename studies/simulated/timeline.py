@@ -63,7 +63,7 @@ class SimulatedRuntime:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Select this device within the context: nothing needs to be done, since there is no other device."""
+        """Do nothing: this device is always selected, since there is no other one."""
         yield
 
     def launch(self, seconds: float, stream: int = 0) -> None:
@@ -100,7 +100,7 @@ class SimulatedRuntime:
         """Capture the launches of a call as a graph; return a function that replays the graph as one kernel.
 
         Raises:
-            CaptureError: the call waits, or leaves work on another stream.
+            CaptureError: the call waits, or queues work on another stream.
         """
         self._recorded = []
         try:

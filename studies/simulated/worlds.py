@@ -44,20 +44,20 @@ def drifting(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def walking(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """Draw a random walk with steps of 10 % a second, reflected at -0.3 and 0.3 (logs of the slowdown)."""
+    """Draw a random walk (log of the slowdown) whose standard deviation is 0.1 after a second, reflected at +-0.3."""
     walk = np.cumsum(draws.normal(0.0, 0.1 * np.sqrt(STEP_S), (num_steps, num_paths)), axis=0)
     folded: Array = np.abs((walk + 0.3) % 1.2 - 0.6)
     return folded - 0.3
 
 
 def spiky(draws: Draws, shape: tuple[int, ...]) -> Array:
-    """Draw noise of 1.5 %; in addition, one sample of twenty takes 20 to 300 % longer."""
+    """Draw noise of 1.5 %; in addition, 5 % of the samples take 20 to 300 % longer."""
     spikes = np.log1p(draws.uniform(0.2, 3.0, shape)) * (draws.random(shape) < SHARE_OF_SPIKES)
     return spikes + draws.normal(0.0, 1.5 * USUAL_NOISE, shape)
 
 
 def bimodal(draws: Draws, shape: tuple[int, ...]) -> Array:
-    """Draw noise of 1 %; in addition, three samples of ten are 8 % slower, as with an unlucky placement in memory."""
+    """Draw noise of 1 %; in addition, 30 % of the samples are 8 % slower, as with an unlucky placement in memory."""
     return 0.08 * (draws.random(shape) < SHARE_OF_SLOW) + draws.normal(0.0, USUAL_NOISE, shape)
 
 
@@ -70,7 +70,7 @@ def throttling(draws: Draws, num_steps: int, num_paths: int) -> Array:
 
 
 def busy(draws: Draws, num_steps: int, num_paths: int) -> Array:
-    """Draw the drift by another thread, which on average runs for half a second and then pauses for a second.
+    """Draw the drift due to another thread, which on average runs for half a second and then pauses for a second.
 
     While the thread runs, it takes about a third of the machine.
     """

@@ -80,7 +80,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Trial]:
-    """Damage `number` copies of a run's journal; read and salvage each, and report the first LARGEST_READ of them."""
+    """Damage `number` copies of a run's journal; read and salvage each, and run `attnbench report` on the first few."""
     draws = random.Random(seed)
     whole = (run / JOURNAL).read_bytes().splitlines(keepends=True)
     intact = list(events(run / JOURNAL))

@@ -64,7 +64,8 @@ def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
 def stopped(place: TrialFolder, asked: signal.Signals, moment_s: float, *, is_twice: bool) -> Trial:
     """Stop one run with the signal `asked`, and resume it.
 
-    The stopped run must leave no process. If its exit code is that of the signal, it must print one line on resuming.
+    The stopped run must leave no process. If its exit code is that of the signal, it must leave no temporary file, and
+    if its journal has a line, it must print one line that says how to go on.
     """
     what = f"{asked.name}{' twice' * is_twice} after {moment_s:.1f} s"
     process = place.start("run", *TINY)

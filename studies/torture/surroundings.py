@@ -47,7 +47,7 @@ def disks(folder: Path, whole: Path) -> Iterator[Trial]:
 
 
 def full(place: TrialFolder, small: Path, whole: Path, what: str) -> Trial:
-    """Fill the disk `small` with a run or with reports; then enlarge it, and resume the run or write them again."""
+    """Fill the disk `small` with a run or with reports; enlarge it, and resume the run or write the reports again."""
     if "reports" in what:
         run = small / "runs" / whole.name
         run.mkdir(parents=True)
@@ -99,7 +99,7 @@ def together(folder: Path, pairs: int) -> Iterator[Trial]:
 
 
 def _missing(run: Path) -> str:
-    """Describe how many of its planned cells a run has; return "" if it has all."""
+    """Describe how many of the planned cells a run has; return "" if it has all of them."""
     found = read(run)
     asked = len(found.plan.workloads) * len(found.plan.implementations)
     return "" if len(found.records) == asked else f"{len(found.records)} of {asked} cells"

@@ -69,7 +69,7 @@ class TrialFolder:
         )
 
     def run(self, *arguments: str, **more: str) -> tuple[int | None, str]:
-        """Run attnbench with the variables `more`; return its exit code (None if it hung) and its output."""
+        """Run attnbench with the environment variables `more`; return its exit code (None if it hung) and output."""
         return ended(self.start(*arguments, variables=more))
 
     def left(self) -> list[str]:

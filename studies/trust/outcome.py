@@ -12,7 +12,7 @@ from studies.trust.corpus import CONTROL, Case
 from studies.trust.sessions import BASELINE, CANDIDATE, HONEST, INNOCENT, Cell, Session
 
 NOISE = 1.25
-"""Largest factor between a ratio of times and that of honest code that still counts as noise."""
+"""Factor by which a ratio of times may differ from that of honest code and still count as noise."""
 NO_TIME, TRUE, FALSE, LOST = OUTCOMES = ("no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST")
 TEMPLATE = """# Can times be trusted whoever wrote the code?
 

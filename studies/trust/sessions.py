@@ -1,4 +1,4 @@
-"""Sessions: each is one real `attnbench run` of a candidate, the honest function, `fused` and `sdpa`."""
+"""Sessions: a session is one real `attnbench run` of a candidate, the honest function, `fused` and `sdpa`."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from studies.trust.corpus import clean
 
 CANDIDATE, HONEST, INNOCENT, BASELINE = "case", "honest", "fused", "sdpa"
 MARK = "ATTNBENCH_TRUST_CASE"
-"""Environment variable that every process of a run inherits; it marks the processes that outlive the run."""
+"""Environment variable that every process of a run inherits; it identifies the processes that outlive the run."""
 USUAL = {"seq_len": 256, "num_heads": 4, "batch_size": 1, "mask": "causal", "direction": "inference"}
 STEP_LIMIT_S, RUN_LIMIT_S = 10, 150
 MOST_LETTERS = 300
