@@ -1,6 +1,6 @@
 """Attention over ranks by all-gather: each rank gathers all keys and values, and attends to them with its queries.
 
-The gradients of keys and values return to the ranks that hold these tokens, which sum them in float32 at least.
+The gradients of a key and its value are sent to the rank that holds the token, which sums them in float32 or wider.
 
 Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes: see
 contract/__init__.py; t: the tokens of one rank.

@@ -1,7 +1,7 @@
 """PyTorch's own context parallelism: SDPA inside `context_parallel`, which splits the tokens itself.
 
-`context_parallel` is experimental and made for CUDA; its errors on other devices are raised unchanged. Each rank gets
-all tokens, `context_parallel` keeps the rank's part of them, and the outputs of all ranks are gathered at the end.
+`context_parallel` is experimental and made for CUDA; its errors on other devices are not caught. Each rank gets all
+tokens, of which `context_parallel` keeps the rank's part; the outputs of all ranks are gathered at the end.
 
 Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html. Shapes: see contract/__init__.py.
 """
@@ -21,7 +21,7 @@ TOKENS = 2
 
 
 class Parallel(torch.autograd.Function):
-    """Forward and backward pass inside `context_parallel`."""
+    """Attention whose forward and backward passes run inside `context_parallel`."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
@@ -52,7 +52,7 @@ class Parallel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:  # noqa: ANN401
-        """Compute gradients of query, key and value from the output's gradient (B, H, T, V); all are of all tokens."""
+        """Compute the gradients of query, key and value from the output's gradient (B, H, T, V), for all tokens."""
         from torch.distributed.tensor.experimental import context_parallel
         from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 
@@ -79,7 +79,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why no group of ranks can run a workload, or None."""
+    """Return why a group of ranks cannot run a workload; None if it can."""
     if workload.world_size == 1:
         return "it needs a group of ranks: give world_size a value of 2 or more"
     return not_over_ranks(workload)

@@ -40,7 +40,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the operator cannot run a workload, or None."""
+    """Return why the operator cannot run a workload; None if it can."""
     if reason := missing_package("cudnn.experimental.ops", "nvidia-cudnn-frontend"):
         return reason
     if reason := only_on("cuda", workload, "cudnn_frontend"):

@@ -1,7 +1,7 @@
 """FlashAttention 2, from the package flash-attn: since 2.1 its causal mask is aligned at the end (bottom-right).
 
-A query that sees no key gets 0. Grouped heads are not copied. `unsupported` looks for the file of the package's
-function, because flash-attn-4 alone also creates a folder flash_attn.
+A query that sees no key gets 0. Grouped heads are not copied. `unsupported` looks for a module of the package, because
+the package flash-attn-4 alone also creates a folder flash_attn.
 
 Source: T. Dao, https://arxiv.org/abs/2307.08691;
 https://github.com/Dao-AILab/flash-attention/blob/v2.8.3/flash_attn/flash_attn_interface.py
@@ -26,7 +26,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int,
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None. Limits are those of flash-attn 2.8."""
+    """Return why the kernel cannot run a workload; None if it can. Limits are those of flash-attn 2.8."""
     if reason := missing_package("flash_attn.flash_attn_interface") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

@@ -56,7 +56,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a batch, or None. Limits are those of flash-attn 2.8."""
+    """Return why the kernel cannot run a batch; None if it can. Limits are those of flash-attn 2.8."""
     if reason := missing_package("flash_attn.flash_attn_interface") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

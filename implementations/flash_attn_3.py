@@ -26,7 +26,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int,
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel, which is for compute capability 9.0, cannot run a workload, or None."""
+    """Return why the kernel cannot run a workload on compute capability 9.0, for which it is made; None if it can."""
     if reason := missing_package("flash_attn_interface", "flash_attn_3") or only_on("cuda", workload, "flash_attn_3"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

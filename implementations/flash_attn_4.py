@@ -29,7 +29,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int,
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None. Source: `_validate_head_dims` of the package."""
+    """Return why the kernel cannot run a workload; None if it can. Source: `_validate_head_dims` of the package."""
     if reason := missing_package("flash_attn.cute", "flash_attn_4") or only_on("cuda", workload, "flash_attn_4"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

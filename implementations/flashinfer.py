@@ -35,7 +35,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
 @lru_cache(maxsize=4)
 def packed(mask: BoundMask) -> Tensor:
-    """Pack whether each pair (T, S) is visible as bits, eight to a byte; the first pair of a byte is its lowest bit."""
+    """Pack a mask (T, S) into bits, 1 if visible, eight to a byte; the first element of a byte is its lowest bit."""
     from flashinfer.quantization import packbits
 
     assert mask.visible is not None
@@ -45,7 +45,7 @@ def packed(mask: BoundMask) -> Tensor:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None."""
+    """Return why the kernel cannot run a workload; None if it can."""
     if reason := missing_package("flashinfer") or only_on("cuda", workload, "flashinfer"):
         return reason
     if workload.direction != "inference":

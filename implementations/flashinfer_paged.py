@@ -68,7 +68,7 @@ def planner_on(device: torch.device) -> Any:  # noqa: ANN401 - a class of flashi
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a batch, or None."""
+    """Return why the kernel cannot run a batch; None if it can."""
     if reason := missing_package("flashinfer") or only_on("cuda", workload, "flashinfer"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:

@@ -1,7 +1,7 @@
 """`flex_attention`, compiled into a kernel that is generated for the mask and skips hidden tiles.
 
-The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is computed once for each mask. Both
-steps and the compilation stay outside the timed calls. The uncompiled function is slow and is never timed.
+The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is computed once for each mask.
+Tracing, compilation and block masks stay outside the timed calls. The uncompiled function is slow and is never timed.
 
 Source: J. Dong et al., "Flex Attention", https://arxiv.org/abs/2412.05496, as in
 https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
@@ -45,7 +45,7 @@ def attention(
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """Return flex_attention in compiled form, which keeps its kernels; all calls of the process share it."""
+    """Return the compiled flex_attention, which keeps its kernels; all calls in the process share it."""
     return compile_whole(flex_attention)
 
 
@@ -80,7 +80,7 @@ def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why flex_attention cannot run a workload, or None; a missing compiler is a reason."""
+    """Return why flex_attention cannot run a workload, such as a missing compiler; None if it can."""
     if workload.mask_rule.is_learned:
         return "this implementation passes no learned bias to flex_attention"
     if is_on("cuda", workload):

@@ -1,8 +1,9 @@
 """FlexAttention over a paged cache: all pages form one row of keys, and a block mask selects the keys of each token.
 
-A block of keys is a page. From the block table, each block of queries gets the list of its requests' pages, so that no
-other page is read. The predicate of the mask converts a slot of the pool to the key's position in its request. The
-function is compiled. Each call computes the block mask, because a serving engine needs another one at each step.
+A block of keys is a page. From the block table, each block of queries gets the list of its requests' pages, so that the
+kernel reads no other page. The predicate of the mask converts a slot of the pool to the key's position in its request.
+The function is compiled. Each call computes the block mask, because a serving engine needs a new one at each step, and
+copies the whole pool with 0 in the unused slots.
 
 Source: https://github.com/meta-pytorch/attention-gym/blob/main/attn_gym/paged_attention (the idea of the conversion)
 
@@ -101,12 +102,12 @@ def converted(table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, pa
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """Return flex_attention in compiled form, which keeps its kernels; all calls of the process share it."""
+    """Return the compiled flex_attention, which keeps its kernels; all calls in the process share it."""
     return compile_whole(flex_attention)
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why flex_attention cannot run a batch, such as a missing compiler; None if it can run it."""
+    """Return why flex_attention cannot run a batch, such as a missing compiler; None if it can."""
     if workload.page_size < SMALLEST_PAGE:
         return f"each page is a block of the mask, so it needs page_size >= {SMALLEST_PAGE}"
     if is_on("cpu", workload) and torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:

@@ -1,4 +1,4 @@
-"""Attention token by token as in a tutorial: one batch row, one head and one query token at a time.
+"""Attention token by token, as in a tutorial: one query token of one head and one batch row at a time.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width.
 

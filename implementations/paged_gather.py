@@ -2,8 +2,8 @@
 
 The gather is part of the call: it writes all keys and values once and reads them again.
 
-Shapes: N requests, T query tokens of all requests, t new tokens and s keys of one, P pages, H heads, G key/value heads,
-K head width, V value width.
+Shapes: N requests, T query tokens of all requests, t query tokens and s keys of one request, P pages, H heads, G
+key/value heads, K head width, V value width.
 """
 
 import torch

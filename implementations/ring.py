@@ -1,6 +1,6 @@
-"""Ring attention: each rank has one part of the tokens; keys and values circulate, results merge by logsumexp.
+"""Ring attention: each rank has one part of the tokens; keys and values circulate, and logsumexps merge the results.
 
-Under a causal mask a rank skips the keys after its queries. The last rank has the most work and the others wait for it.
+Under a causal mask, a rank skips the keys after its queries: the last rank has the most work, and the others wait.
 
 Source: https://arxiv.org/abs/2310.01889. Shapes: see contract/__init__.py.
 """

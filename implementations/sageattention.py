@@ -22,7 +22,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, num_kv
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None."""
+    """Return why the kernel cannot run a workload; None if it can."""
     if reason := missing_package("sageattention") or only_on("cuda", workload, "sageattention"):
         return reason
     if workload.direction != "inference":

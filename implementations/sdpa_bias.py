@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` with PyTorch's causal biases: tensors without data that name the alignment.
+"""`scaled_dot_product_attention` with PyTorch's causal biases: tensors without data that state the mask's alignment.
 
 `causal_upper_left` becomes `is_causal=True`. `causal_lower_right` has kernels on CUDA only; on the CPU every call
 builds the dense mask again, unless seq_len equals kv_len.
@@ -40,14 +40,14 @@ def attention(
 
 @lru_cache
 def causal_bias(query_len: int, key_len: int, *, is_at_start: bool) -> Tensor:
-    """Return PyTorch's causal bias (T, S), aligned at the start (top-left) or else at the end (bottom-right)."""
+    """Return a causal bias (T, S), aligned at the start (top-left) if `is_at_start`, else at the end (bottom-right)."""
     from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # takes as long as importing torch
 
     return causal_upper_left(query_len, key_len) if is_at_start else causal_lower_right(query_len, key_len)
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why a causal bias cannot run a workload, or None; cases that PyTorch warns about are refused."""
+    """Return why a causal bias cannot run a workload, or why PyTorch warns about it; None if neither is so."""
     if workload.mask == "none":
         return "PyTorch's causal biases express causal masks only"
     if workload.mask == "causal_bottom_right" and workload.seq_len > workload.kv_len:

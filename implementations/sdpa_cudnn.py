@@ -39,7 +39,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None.
+    """Return why the kernel cannot run a workload; None if it can.
 
     Source: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of PyTorch 2.11.
     """

@@ -36,7 +36,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None.
+    """Return why the kernel cannot run a workload; None if it can.
 
     Source: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of PyTorch 2.11.
     """

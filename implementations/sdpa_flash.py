@@ -46,7 +46,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None.
+    """Return why the kernel cannot run a workload; None if it can.
 
     Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers.
     """

@@ -55,7 +55,7 @@ def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the module cannot run a workload, or None."""
+    """Return why the module cannot run a workload; None if it can."""
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
     if workload.direction == "inference" and workload.biased and "out" not in workload.biased:

@@ -1,6 +1,6 @@
 """`nn.MultiheadAttention` that also returns its weights, as it does by default; this disables the fused kernel.
 
-The weights, averaged over the heads, are computed and discarded. Otherwise it is called like `torch_mha`.
+The weights, averaged over the heads, are computed and discarded. All else is as in `torch_mha`.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
 
@@ -48,7 +48,7 @@ def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the module cannot run a workload, or None; it gives NaN to a query that sees no key."""
+    """Return why the module cannot run a workload, such as queries that see no key; None if it can."""
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
     if workload.direction == "inference" and workload.biased and "out" not in workload.biased:

@@ -36,7 +36,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
 @lru_cache(maxsize=4)
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
-    """Return bounds of N sequences in queries (N + 1,) and in keys (N + 1,), and the longest sequence's length in both.
+    """Return the bounds of N sequences in the queries and in the keys, (N + 1,) each, and the largest length in each.
 
     A sequence is a batch row or, under the mask `document`, one document of a row.
     """
@@ -61,7 +61,7 @@ def takes_groups() -> bool:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None."""
+    """Return why the kernel cannot run a workload; None if it can."""
     if missing_package("torch.nn.attention.varlen"):
         return "this version of torch has no varlen_attn"
     if reason := only_on("cuda", workload, "varlen_attn"):

@@ -1,7 +1,7 @@
 """PyTorch's `varlen_attn` over a paged cache: FlashAttention that follows a block table, since torch 2.12.
 
-The window (-1, 0) is causal, counted from the end of each request (bottom-right). The length of the
-longest request decides how the kernel splits the keys, and so the last bits of the output, unless num_splits is 1.
+The window (-1, 0) is causal, counted from the end of each request (bottom-right). Unless num_splits is 1, the length of
+the longest request decides how the kernel splits the keys, which changes the last bits of the output.
 
 Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
 
@@ -34,8 +34,8 @@ def attention(
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
     Its keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
-    block_table (N, pages of the longest request). softmax_scale is K**-0.5 by default. window_size are the numbers of
-    keys that a query sees before and after its own, or -1 for all.
+    block_table (N, pages of the longest request). softmax_scale is K**-0.5 by default. window_size has the numbers of
+    keys that a query sees before and after its own; -1 stands for all.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -57,7 +57,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a batch, or None."""
+    """Return why the kernel cannot run a batch; None if it can."""
     if missing_package("torch.nn.attention.varlen"):
         return "this version of torch has no varlen_attn"
     if reason := only_on("cuda", workload, "varlen_attn"):

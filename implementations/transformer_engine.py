@@ -1,6 +1,6 @@
 """Transformer Engine's `DotProductAttention`, which chooses among FlashAttention, cuDNN and unfused products.
 
-NVTE_FLASH_ATTN=0 or NVTE_FUSED_ATTN=0 in the environment disables one of them.
+In the environment, NVTE_FLASH_ATTN=0 disables FlashAttention, and NVTE_FUSED_ATTN=0 disables cuDNN.
 
 Source: https://github.com/NVIDIA/TransformerEngine/blob/v2.18/transformer_engine/pytorch/attention/
 dot_product_attention/dot_product_attention.py
@@ -40,7 +40,7 @@ def attention(
 def module_for(
     num_heads: int, num_kv_heads: int, widths: tuple[int, int], mask: str, scale: float | None, *, is_cross: bool
 ) -> Any:  # noqa: ANN401 - the package's
-    """Return the module, without weights, for these sizes and mask; `widths` are K and V, and scale None is K**-0.5.
+    """Return the module, which has no weights, for these sizes and mask; `widths` is (K, V), and None means K**-0.5.
 
     Its inputs have tokens before heads: (B, T, H, K).
     """
@@ -58,7 +58,7 @@ def module_for(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the module cannot run a workload, or None; workloads that it silently computes unfused are refused."""
+    """Return why the module cannot run a workload with a fused kernel; None if it can."""
     if reason := missing_package("transformer_engine.pytorch.attention"):
         return reason
     if reason := only_on("cuda", workload, "transformer_engine"):

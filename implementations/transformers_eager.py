@@ -37,7 +37,7 @@ def kernel() -> Any:  # noqa: ANN401 - the package's
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the function cannot run a workload, or None."""
+    """Return why the function cannot run a workload; None if it can."""
     if missing := missing_package("transformers"):
         return missing
     if workload.dtype == "float64":

@@ -1,6 +1,6 @@
 """The attention function `sdpa` of the package transformers, the default of most models on its hub.
 
-No mask is created where `is_causal` can express it, as in the package's own masking.
+If `is_causal` can express the mask, no mask is created, as in the package's own masking.
 
 Source: https://github.com/huggingface/transformers, src/transformers/integrations/sdpa_attention.py
 
@@ -43,7 +43,7 @@ def kernel() -> Any:  # noqa: ANN401 - the package's
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the function cannot run a workload, or None."""
+    """Return why the function cannot run a workload; None if it can."""
     if workload.mask == "causal" and workload.seq_len == 1 < workload.kv_len:
         return "the function shows every key to a single query, even under is_causal"
     return missing_package("transformers")

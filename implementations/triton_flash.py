@@ -30,9 +30,9 @@ except ImportError:  # `unsupported` says so
 
 LARGEST_HEAD_DIM = 256
 LEAST, MOST_ROWS, TILE_BYTES = 16, 64, 8192
-"""The fewest rows and columns that `tl.dot` accepts, the most rows of a tile, and the most bytes of more than LEAST.
-All tiles of a kernel, some of them loaded ahead, must fit together into the shared memory of every GPU: the smallest is
-that of compute capability 8.9 (`nox -s triton`, results/gallery/gpu/shared_memory.md)."""
+"""The fewest rows and columns that `tl.dot` accepts, the most rows of a tile, and the most bytes of a tile with more
+rows than LEAST. All tiles of a kernel, some of them loaded ahead, must fit together into the shared memory of every
+GPU; compute capability 8.9 has the smallest (`nox -s triton`, results/gallery/gpu/shared_memory.md)."""
 
 
 def attention(
@@ -44,7 +44,7 @@ def attention(
     is_causal: bool = False,
     is_causal_bottom_right: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
     shift = key.shape[2] - query.shape[2] if is_causal_bottom_right else 0  # query i sees keys up to i + shift
     output: Tensor = Flash.apply(query, key, value, scale, is_causal or is_causal_bottom_right, shift)  # type: ignore[no-untyped-call]
     return output
@@ -209,7 +209,7 @@ class Flash(torch.autograd.Function):
         is_causal: bool,
         shift: int,
     ) -> Tensor:
-        """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+        """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
         flash_fwd_tile[grid(query)](
@@ -222,7 +222,7 @@ class Flash(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Gradient (B, H, T, K) of the output -> gradients of query, key and value."""
+        """Compute the gradients of query, key and value from the output's gradient (B, H, T, K)."""
         query, key, value, output, lse = ctx.saved_tensors
         delta = (grad.float() * output.float()).sum(-1)  # (B,H,T), of weights and their gradients
         dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value))
@@ -239,7 +239,7 @@ class Flash(torch.autograd.Function):
 
 
 def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
-    """The constants for compilation: the width and the next power of 2, the tiles, the mask."""
+    """The constants for compilation: mask, head width, sizes of tiles, and whether to convert inputs to float32."""
     rows, width = block(query), query.shape[-1]
     return {
         "IS_CAUSAL": is_causal,
@@ -252,12 +252,12 @@ def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
 
 
 def padded(width: int) -> int:
-    """The width of a tile: the next power of 2."""
+    """The width of a tile: the next power of 2, but at least LEAST."""
     return max(LEAST, 1 << (width - 1).bit_length())
 
 
 def block(tensor: Tensor) -> int:
-    """Rows of a tile."""
+    """The number of rows of a tile, of queries or of keys."""
     return max(LEAST, min(MOST_ROWS, TILE_BYTES // (padded(tensor.shape[-1]) * tensor.element_size())))
 
 
@@ -277,7 +277,7 @@ def grid(tensor: Tensor) -> tuple[int, int]:
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernels cannot run a workload, or None."""
+    """Return why the kernels cannot run a workload; None if it can."""
     if reason := missing_package("triton"):
         return reason
     if not is_on("cuda", workload) and not is_interpreted():

@@ -32,7 +32,7 @@ def to_tokens(tensor: Tensor, rank: Rank) -> Tensor:
 
 
 class Exchange(torch.autograd.Function):
-    """The exchange `to_heads` or `to_tokens` with gradients: the backward pass of each is the other exchange."""
+    """The exchanges `to_heads` and `to_tokens` with gradients: the backward pass of one is the other."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401
@@ -71,7 +71,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the heads cannot be split among the ranks, or why ranks cannot run a workload at all; else None."""
+    """Return why ranks cannot run a workload, such as a number of heads that they cannot share; None if they can."""
     for name, heads in (("num_heads", workload.num_heads), ("num_kv_heads", workload.num_kv_heads)):
         if heads % workload.world_size:
             return f"{name}={heads} is not a multiple of world_size={workload.world_size}"

@@ -32,7 +32,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernels cannot run a workload, or None."""
+    """Return why the kernels cannot run a workload; None if it can."""
     reason = missing_package("xformers.ops", "xformers") or missing_kernels() or only_on("cuda", workload, "xformers")
     if reason:
         return reason
@@ -46,7 +46,7 @@ def unsupported(workload: Workload) -> str | None:
 
 
 def missing_kernels() -> str | None:
-    """Return that the package mslk is missing, if the installed xformers requires it for its kernels; else None."""
+    """Return that the package mslk is missing, if the installed xformers needs it for its kernels; else None."""
     try:
         required = metadata.requires("xformers") or ()
     except metadata.PackageNotFoundError:

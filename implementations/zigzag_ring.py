@@ -1,7 +1,7 @@
 """Ring attention with a balanced causal mask: each rank has one early and one late part of the tokens.
 
-With W ranks there are 2W parts; rank r has parts r and 2W - 1 - r, so that all ranks have the same number of visible
-pairs. Otherwise it is the same as `ring`.
+With W ranks there are 2W parts; rank r has the parts r and 2W - 1 - r, so that all ranks have about equally many
+visible pairs of query and key. All else is as in `ring`.
 
 Source: https://github.com/zhuzilin/ring-flash-attention. Shapes: see contract/__init__.py.
 """
