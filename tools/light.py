@@ -22,7 +22,7 @@ CHECK = ("check", "sdpa", "--set", "seq_len=32", "--set", "scope=attention", "--
 
 
 def megabytes(folder: Path) -> float:
-    """Return the size of all files below a folder, in MB (10**6 bytes)."""
+    """Return the total size of all files below a folder, in MB (10**6 bytes)."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 

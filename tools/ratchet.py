@@ -36,7 +36,7 @@ MOST_FUNCTION_LINES = 60
 FEWEST_WORDS = 4
 """Fewest words of a text: a string with fewer words is a name or a format."""
 OPENINGS = re.compile(r"^(Of|Where|What|Who|Whoever|Likewise|The same|As above|Itself|One more|So )\b")
-"""Beginnings of docstrings that need the docstring before them, or that have a clause in place of a noun."""
+"""Beginnings of docstrings that refer to the previous docstring, or that have a clause in place of a noun."""
 PHRASES = re.compile(
     r"\bso (?:many|long|often|much) \b(?!that)|\b(?:what|who|whose) (?:is|was|are|were|has|have|takes?) ", re.IGNORECASE
 )
@@ -98,7 +98,7 @@ def python_files(folder: Path) -> Iterator[Path]:
 
 
 def texts(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether it is a docstring) for a document, or for docstrings and longer strings of a module."""
+    """Yield (text, whether it is a docstring): a whole document, or the docstrings and longer strings of a module."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield FENCE.sub("", source), False
@@ -180,7 +180,7 @@ def renew(measured: list[Count], path: Path = LIMITS) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, with --renew lower the limits, and return 1 if a number is over its limit, else 0."""
+    """Print the table; if no number is over its limit, lower the limits with --renew and return 0, else return 1."""
     measured = counts(ROOT, load())
     print(*measured, sep="\n")  # noqa: T201 - this is its output
     if "--renew" in arguments and all(count.is_fine for count in measured):

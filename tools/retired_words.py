@@ -30,7 +30,7 @@ class Word:
     pattern: re.Pattern[str]
     use: str
     messages_only: bool
-    """Whether docstrings and documents about the method may use the word, but messages and how-to pages may not."""
+    """Whether only messages and how-to pages must avoid it; docstrings and documents about the method may use it."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """`python -m tools.vega`: write the JavaScript library that draws charts in report.html, from the copy in vl-convert.
 
 The file begins with THIRD_PARTY_NOTICES, so that each report contains the licences of the library's parts. For another
-version of the library, renew these notices: they are the files LICENSE of the packages below node_modules after
-`npm install vega vega-lite vega-embed`.
+version of the library, renew these notices: copy the files LICENSE of the packages that `npm install vega vega-lite
+vega-embed` puts into node_modules.
 
 Source: https://github.com/vega/vl-convert.
 """

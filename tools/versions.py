@@ -50,7 +50,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Print the page, and with --to also write it."""
+    """Print the page, and write it to the file of --to, if given."""
     parser = argparse.ArgumentParser(description="List the versions that are installed here.")
     parser.add_argument("--to", type=Path)
     given = parser.parse_args()
