@@ -1,7 +1,7 @@
 """Renew the texts that are derived from results/gallery: blocks of two documents, and the gallery's page.
 
-Command: `python docs/figures.py [RUN ...]`. With names of runs (quick, full, compiled), their tables and pictures are
-first made again from their journals. The gallery is reduced to the files that are committed.
+Command: `python docs/figures.py [RUN ...]`. The tables and pictures of the named runs (quick, full, compiled) are first
+made again from their journals. The gallery is reduced to the files that are committed.
 
 A block lies between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_pages.py compares blocks and pages with
 their sources.
@@ -64,8 +64,8 @@ TABLES = "The tables are left out here for their size: `attnbench report FOLDER 
 MAX_WIDTH, NUM_COLOURS = 1200, 64
 """Width in pixels and palette size of committed pictures: text and lines stay sharp, and a picture takes some 60 KB."""
 REGENERATED = re.compile(r".*\.(svg|html)|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
-"""Files that are not committed, because commands make them again: `attnbench report` from a journal, and `nox -s
-detection` the trials of right implementations. Of several pictures of one kind, only the first is committed."""
+"""Files that are not committed, because commands make them again: `attnbench report` makes them from a journal, and
+`nox -s detection` makes honest.csv.gz. Of several pictures of one kind, only the first is committed."""
 
 
 def redraw(folder: Path) -> None:
@@ -89,7 +89,7 @@ def redraw(folder: Path) -> None:
 
 
 def reduce(folder: Path) -> None:
-    """Keep tables, small pictures and compressed journals below `folder`; delete what a journal can regenerate."""
+    """Delete the files REGENERATED below `folder`, compress journals, shrink pictures, and shorten long summaries."""
     for path in sorted(folder.rglob("*")):
         if REGENERATED.fullmatch(path.name):
             path.unlink()
@@ -115,7 +115,7 @@ def shrink(path: Path) -> None:
 
 
 def tried() -> str:
-    """Summarise the outcomes of cheats and contaminations by group; or say that they were not run yet."""
+    """Summarise the outcomes of cheats and contaminations by group, or state that they have not been run yet."""
     folder = GALLERY / "trust"
     account = folder / "trust.md"
     if not account.exists():
@@ -129,7 +129,7 @@ def tried() -> str:
 
 
 def followed() -> str:
-    """Describe how much slower calls are that the stored policy chooses by the nearest shape."""
+    """Describe how much slower calls are if the stored policy chooses their implementations by the nearest shape."""
     policy = Policy.load(GALLERY / "fastest" / "policy.json")
     regret = policy.regret
     learned = f"[{len(policy.rows)} shapes](../results/gallery/fastest/policy.json) drawn at random on one machine"

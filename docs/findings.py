@@ -73,7 +73,7 @@ attnbench report {}
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding that a script prints. One output is stored for each processor; the page shows those where it holds."""
+    """A finding that a script shows. Its output is stored for each processor, and published if the finding holds."""
 
     script: str
     text: str
@@ -126,7 +126,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A finding, with the commands that show it by name: `attnbench check` gives errors, other commands give times."""
+    """A finding, with named commands that show it: `attnbench check` measures errors, other commands measure times."""
 
     repro: str  # a script in examples/findings that shows it without attnbench, with its arguments
     title: str
@@ -301,7 +301,7 @@ def _keep(kept: Mapping[str, Any]) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Measure the named findings, or all, and write the page; return 1 if one does not hold."""
+    """Measure the named findings (by default all) and write the page; return 1 if one does not hold, else 0."""
     GALLERY.mkdir(parents=True, exist_ok=True)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     failed = 0

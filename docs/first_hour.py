@@ -25,7 +25,7 @@ EXAMPLES = ROOT / "examples" / "first_hour"
 MINE = "mine.py"
 WIDTH = 80
 FIRST, LAST = 13, 12
-"""Lines shown from the beginning and the end of a long output: a closing screen is shown whole."""
+"""Lines shown from the beginning and the end of a long output, so that a closing screen is shown whole."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ SHOWN = {
 
 
 def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
-    """Run the command, and format it and its output as Markdown; with `is_short`, shortened and with the duration.
+    """Run the command, and format it and its output as Markdown.
+
+    If `is_short` is true, a long output is shortened, and the duration and a nonzero exit code are added.
 
     Raises:
         RuntimeError: the command ends with an exit code that is not expected.
@@ -106,7 +108,7 @@ def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def page(earlier: str, made: Mapping[int | str, str]) -> str:
-    """Replace the texts between the marks of the page `earlier` by those in `made`, by the names of the marks."""
+    """Replace the text between the marks of each name in `made` by its new text; `earlier` is the whole page."""
     text = earlier
     for name, answer in made.items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"

@@ -1,6 +1,6 @@
 """Draw results/gallery/serving/pages.png: how a batch of requests lies in the pages of a pool, for docs/serving.md.
 
-Command: `python docs/pages.py && python docs/figures.py`; the second program makes the picture's file smaller.
+Command: `python docs/pages.py && python docs/figures.py`; docs/figures.py makes the picture's file smaller.
 """
 
 from pathlib import Path

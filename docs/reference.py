@@ -1,7 +1,7 @@
 """Write the documents that are generated from the code: `python docs/reference.py`. A test compares them with the code.
 
-docs/verdict.schema.json is the schema of the output of --json, and docs/commands.txt has every command with its
-options. The site's pages of words, commands and the journal are written by docs/site.py.
+docs/verdict.schema.json is the schema of the output of --json, and docs/commands.txt lists every command with its
+options. docs/site.py writes the site's own pages of commands, words and the journal.
 """
 
 import json

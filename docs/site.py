@@ -1,7 +1,7 @@
 """Stage the pages of the documentation site below build/pages, and write those generated from the code.
 
-Command: `python docs/site.py`, then `zensical build`; `nox -s docs` does both. Documents keep their places relative to
-each other, so that links which work in the repository also work on the site.
+Command: `python docs/site.py`, then `zensical build`; `nox -s docs` runs both commands. Documents keep their places
+relative to each other, so that links that work in the repository also work on the site.
 """
 
 import os
@@ -55,7 +55,7 @@ def stage() -> None:
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Copy a document, with links to targets without a page turned into plain text; copy other files unchanged."""
+    """Copy a file; in a document, drop badges and turn links to files that have no page into plain text."""
     to.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".md":
         shutil.copyfile(path, to)
@@ -110,7 +110,7 @@ def _help(name: str) -> str:
 
 
 def words() -> Iterator[str]:
-    """Build the list of words on screens and in JSON, by kind, with a link to the entry of each."""
+    """Build the page that lists the words on screens and in JSON by kind, each with a link to its entry."""
     yield from ("# What a word means", "", "`attnbench explain NAME` prints one of these entries.", "")
     for kind, title in KINDS.items():
         names = [f"[{each.name}](words/{kind}.md#{anchor(each.name)})" for each in explanations() if each.kind == kind]
