@@ -48,8 +48,8 @@ def install(session: nox.Session, *groups: str) -> None:
 def borrow(session: nox.Session, *groups: str) -> None:
     """Install dependency groups, and use the packages of the session `tests`, since installing torch takes a minute.
 
-    If that session has no environment, everything is installed. Programs of packages that are not installed here must
-    be started as modules, `python -m`.
+    If that session has no environment, or another Python, everything is installed. Programs of packages that are not
+    installed here must be started as modules, `python -m`.
     """
     here = Path(session.virtualenv.location)
     for packages in here.with_name("tests").glob("lib/python*/site-packages"):
@@ -193,8 +193,8 @@ def stranger(session: nox.Session) -> None:
 def newest(session: nox.Session) -> None:
     """Run the tests with the newest version of each package, and list the versions: renew results/gallery/newest.md.
 
-    Only torch has the version of constraints.txt, since newer releases may bring gigabytes for GPUs on Linux; the
-    variable ATTNBENCH_TORCH has another requirement, such as torch==2.15.0.
+    Only torch has the version of constraints.txt, since newer releases may bring gigabytes for GPUs on Linux. To use
+    another torch, set ATTNBENCH_TORCH to its requirement, such as torch==2.15.0.
     """
     torch = os.environ.get("ATTNBENCH_TORCH", "torch==" + constrained("torch"))
     session.install("--no-compile", "--upgrade", torch, "-e", ".[all]", *nox.project.dependency_groups(GROUPS, "test"))
