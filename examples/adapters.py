@@ -15,7 +15,7 @@ def attention(q, k, v, attn_mask=None):
 
 
 def flash(q, k, v, causal, softmax_scale=None):
-    """All (B, T, H, K), as in the package flash-attn."""
+    """All tensors are (B, T, H, K), as in the package flash-attn."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     return attend(q, k, v, is_causal=causal, scale=softmax_scale).transpose(1, 2)
 
@@ -120,7 +120,7 @@ class Llama(nn.Module):
 
 
 class Whisper(nn.Module):
-    """The key has no bias, and a mask of numbers (B or 1, 1, T, S) is added to the scores."""
+    """The key projection has no bias, and a mask of numbers (B or 1, 1, T, S) is added to the scores."""
 
     def __init__(self, dim, num_heads):
         super().__init__()
@@ -143,7 +143,7 @@ class Padded(Packed):
 
 
 class Gained(Packed):
-    """The module has a parameter that is no weight of attention."""
+    """The module has a parameter that does not belong to attention."""
 
     def __init__(self, dim, num_heads):
         super().__init__(dim, num_heads)

@@ -43,7 +43,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def plant(folder: Path) -> str:
-    """Make a repository of 16 commits, of which the tenth makes the function slower; return the hash of the tenth."""
+    """Make a repository of 16 commits, the tenth of which makes the function slower; return the hash of that commit."""
     git(folder, "init", "--quiet")
     for number in range(1, NUM_COMMITS + 1):
         text = FUNCTION.format(number=number, more=SLOWER if number >= PLANTED else "")

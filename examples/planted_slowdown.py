@@ -63,7 +63,7 @@ def judged(folder: Path, name: str, budget_s: float) -> int:
 
 
 def main(budget_s: float = 60.0) -> int:
-    """Judge both pairs, and return the exit code of this script."""
+    """Let the gate judge both pairs of versions, and return the exit code of this script."""
     with tempfile.TemporaryDirectory(prefix="attnbench-planted-") as name:
         folder = Path(name)
         write(folder)

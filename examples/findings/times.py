@@ -1,7 +1,7 @@
 """Time the findings about slow calls with torch alone: `python times.py [NAME ...]`.
 
-It prints a line for each finding: its subject, the times of two calls, and their ratio. The exit code is 1 if one of
-the named findings shows on this machine, as in the other scripts.
+It prints a line for each finding (by default all): its subject, the times of two calls, and their ratio. The exit code
+is 1 if at least one of these findings holds on this machine.
 """
 
 import os

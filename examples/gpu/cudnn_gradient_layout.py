@@ -1,4 +1,4 @@
-"""cuDNN's attention gives other gradients if the same incoming gradient has other strides, at a shape used before.
+"""At a shape used before, cuDNN's attention gives other gradients if the same incoming gradient has other strides.
 
     python cudnn_gradient_layout.py            # needs torch and an H100 or H200
 

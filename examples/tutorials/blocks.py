@@ -23,14 +23,14 @@ IMPLEMENTATIONS: dict[str, Implementation] = {name: named(name) for name in stem
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's generator within the context, as by `torch.manual_seed`; afterwards restore its state."""
+    """Seed torch's CPU generator within the context with `torch.manual_seed`; restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def row_mask(query_len: int, key_len: int, mask: str = "none", batch_size: int = 1) -> RowMask:
-    """Build the mask with the name `mask` for all queries."""
+    """Build the mask named `mask`, with rows for all queries."""
     sizes = (batch_size, query_len, key_len)
     return RowMask(rule=parse_mask(mask), sizes=sizes, num_heads=1, rows=torch.arange(query_len))
 

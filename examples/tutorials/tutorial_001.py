@@ -1,7 +1,7 @@
 """Batched multi-head self-attention with padding: token 0 fills up the shorter of two rows.
 
-The cells of the notebook ran out of order, so that its printed weights were computed without the mask. Here are both
-versions: the printed one, and the one with the mask that the text describes.
+The cells of the notebook ran out of order, so that its printed weights were computed without the mask. This module
+computes the tables as printed, and also with the mask that the text describes.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Attention of one token, then of all, with values wider than keys; then several heads, causal and cross-attention.
 
-The last three are in the title of the tutorial, but it prints no numbers for them; here they are drawn in the same way.
+The title of the tutorial names the last three, but it prints no numbers for them; their inputs are drawn here.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """One head, a list of heads, fused heads, and fused heads with a causal mask, on two equal batch rows of nine tokens.
 
-The tutorial's module has a dropout layer that its forward never applies. In evaluation the layer would change nothing,
-which the last table shows.
+The tutorial's module has a dropout layer that its `forward` never applies. The last table shows that the layer would
+change nothing in evaluation mode.
 """
 
 import torch
@@ -28,7 +28,7 @@ DROPOUT = 0.5
 
 
 def separate(num_heads: int) -> Weights:
-    """Draw heads of width 2; each draws its linear layers for query, key and value before the next head does."""
+    """Draw heads of width 2, one after the other: the linear layers for query, key and value of each head."""
     with seeded(123):
         layers = [[nn.Linear(3, 2, bias=False).weight.detach() for _ in range(3)] for _ in range(num_heads)]
     query, key, value = (torch.stack(part) for part in zip(*layers, strict=True))
@@ -36,7 +36,7 @@ def separate(num_heads: int) -> Weights:
 
 
 def fused() -> Weights:
-    """Draw two heads of width 1: one linear layer whose rows are keys, queries, values, and an output projection."""
+    """Draw two heads of width 1: one linear layer (rows: keys, queries, values), and then an output projection."""
     with seeded(123):
         rows, out = nn.Linear(3, 6, bias=False).weight.detach(), nn.Linear(2, 2)
     key, query, value = rows.view(3, 2, 1, 3)  # (3*H*K,D) -> 3 x (H,K,D)
@@ -44,7 +44,7 @@ def fused() -> Weights:
 
 
 def dropping_in_evaluation() -> steps.Changes:
-    """Return a change of the step `weights`: a dropout layer in evaluation mode follows it."""
+    """Return a change of the step `weights` that adds a dropout layer in evaluation mode."""
     dropout = nn.Dropout(DROPOUT).eval()
 
     def weights(masked: Tensor, mask: RowMask) -> Tensor:
