@@ -24,7 +24,7 @@ class Rotating(nn.Module):
         self.attention, self.rotary = LlamaAttention(config, layer_idx=0), LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Compute the output (B, T, D) from x (B, T, D) and an additive mask (1 or B, 1 or H, 1 or T, S), or None."""
+        """Compute the output (B, T, D) from x (B, T, D) and, if given, an additive mask (1 or B, 1 or H, 1 or T, T)."""
         places = torch.arange(x.shape[1], device=x.device)[None]
         output: Tensor = self.attention(x, position_embeddings=self.rotary(x, places), attention_mask=mask)[0]
         return output

@@ -162,7 +162,7 @@ def main(
 
 
 def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
-    """Write margins.csv (implementations), cells.csv (workloads) and margins.md; return the largest error / limit."""
+    """Write margins.csv (implementations), cells.csv (workloads) and margins.md; return the largest share."""
     places = ["capability", "threads"]
     margins["share"] = margins[["largest", "rms"]].max(axis=1)
     table = margins.loc[margins.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})

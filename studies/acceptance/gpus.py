@@ -88,7 +88,7 @@ class CudaGpu:
         return device(DEVICE).captured(lambda: call)
 
     def state(self) -> DeviceState:
-        """Read the state; its clock frequency is that of spinning kernels since the last reading, or the driver's."""
+        """Read the state; spinning kernels since the last reading, or the driver, give its clock frequency."""
         return device(DEVICE).state() or DeviceState()
 
     def heat(self, seconds: float) -> None:

@@ -2,10 +2,10 @@
 
     python -m studies.acceptance.rivals base.py candidate.py 5 SEED [TOOL ...]
 
-Both files define a function `mine`. The session prints a row in JSON for each statistic of each tool: the logarithm of
-the candidate's time over the base's. attnbench and the plain loop alternate between both functions. The other tools
-time the first function, then the second, each in half of the time, including calibration and warm-up. The time to start
-Python, import torch and collect tests is not counted, except for attnbench.
+Both files define a function `mine`. The session prints rows as JSON, one for each statistic of each tool, with the
+logarithm of the candidate's time over the base's. attnbench and the plain loop alternate between the two functions. The
+other tools time the first function, then the second, each in half of the time, including calibration and warm-up. The
+time to start Python, import torch and collect tests is not counted, except for attnbench.
 """
 
 import contextlib

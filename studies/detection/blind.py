@@ -98,7 +98,7 @@ def checked(files: Sequence[Path], number: int) -> list[Row]:
 
 
 def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: dict[str, str]) -> str:
-    """Build the page: counts of verdicts for wrong and for right functions, and the wrong ones not called wrong."""
+    """Build the page: counts of verdicts on wrong and right functions, and the wrong functions not called wrong."""
     parts = ["# Functions by authors who had not seen the probes", "Written by `python -m studies.detection.blind`."]
     for kind, found in verdicts.items():
         counts = Counter(

@@ -132,7 +132,7 @@ def forms(family: int, length: int, dtype: str) -> dict[str, list[Mistake]]:
 
 @cache
 def kinds() -> dict[str, Mistake]:
-    """Return one mistake of every name, by name: the first one that a family allows."""
+    """Return one mistake of each name, by name: the first one that FAMILIES allow at length USUAL_LEN."""
     every = [forms(number, USUAL_LEN, "float32") for number in range(len(FAMILIES))]
     first: dict[str, Mistake] = {}
     for family in every:

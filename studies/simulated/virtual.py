@@ -95,8 +95,8 @@ class SimulatedClient(WorkerClient):
     """A client that answers like a worker, on a simulated machine; a new process continues the clock of the last one.
 
     `seconds` gives the true time of a call. Each process has random effects on the log scale: one for each arm
-    (implementation in a block), as memory addresses have, with standard deviation `layout`, and one for all arms, with
-    standard deviation `process`. `faults` gives the page faults of a call; their time is part of the true time.
+    (implementation in a block), such as memory addresses cause, with standard deviation `layout`, and one for all arms,
+    with standard deviation `process`. `faults` gives the page faults of a call; the true time includes their time.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two have defaults
@@ -183,7 +183,7 @@ class SimulatedClient(WorkerClient):
         )
 
     def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> blocks.TimedCall:
-        """Return the call of an arm, the same object throughout a process; the first use builds it."""
+        """Return the call of an arm, which is built on first use and kept until the process ends."""
         place, arm = key
         if key not in self._calls:
             truth_s = PROBE_S if arm == PROBE else self.seconds(workload, name_of(spec))

@@ -89,7 +89,7 @@ def ended(process: subprocess.Popen[bytes], limit_s: float = LIMIT_S) -> tuple[i
 
 
 def wrong_end(code: int | None, printed: str, due: Sequence[int]) -> str:
-    """Describe a hang, a traceback, or an exit code that is not in `due`; return "" if there is none of them."""
+    """Describe a hang, a traceback, or an exit code that is not in `due`; return "" if the end is right."""
     if code is None:
         return "it hung"
     if "Traceback (most recent call last)" in printed:
