@@ -3,7 +3,7 @@
 The gradients of a key and its value are sent to the rank that holds the token, which sums them in float32 or wider.
 
 Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes: see
-contract/__init__.py; t: the tokens of one rank.
+contract/__init__.py; t tokens of one rank.
 """
 
 from typing import Any

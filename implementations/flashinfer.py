@@ -1,7 +1,7 @@
 """FlashInfer's `single_prefill_with_kv_cache`: the kernel of serving engines, for one request and inference only.
 
-Causal masks are aligned at the end (bottom-right); any other mask is passed as bits, packed once. The kernel reads
-query, key and value by their strides, without a copy.
+Causal masks and windows aligned at the end (bottom-right) are passed as options, any other mask as bits, packed once.
+The kernel reads query, key and value by their strides, without a copy.
 
 Source: Z. Ye et al., https://arxiv.org/abs/2501.01005;
 https://github.com/flashinfer-ai/flashinfer/blob/v0.6.17/flashinfer/prefill.py

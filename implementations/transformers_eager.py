@@ -1,4 +1,4 @@
-"""The function `eager_attention_forward` of the package transformers' Llama: two products and a softmax.
+"""The function `eager_attention_forward` of Llama in the package transformers: two products and a softmax.
 
 The softmax is in float32 for every dtype. The mask is additive, and can have gradients.
 

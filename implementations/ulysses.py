@@ -2,7 +2,7 @@
 
 In between, each rank has all tokens of H / W heads, so H and G must be multiples of W.
 
-Source: https://arxiv.org/abs/2309.14509. Shapes: see contract/__init__.py; t: the tokens of one rank, W: the ranks.
+Source: https://arxiv.org/abs/2309.14509. Shapes: see contract/__init__.py; t tokens of one rank, W ranks.
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """xformers' `memory_efficient_attention`: the package chooses among its own kernels and FlashAttention's.
 
-After 0.0.35 the kernels are in another package, mslk; without it xformers can be imported but has no attention.
+In versions after 0.0.35, the kernels are in another package, mslk; without it, xformers can be imported, but has no
+attention.
 
 Source: B. Lefaudeux et al., https://github.com/facebookresearch/xformers/blob/v0.0.35/xformers/ops/fmha/__init__.py;
 https://github.com/meta-pytorch/MSLK/blob/v1.3.0-rc1/mslk/attention/fmha/__init__.py
