@@ -73,7 +73,7 @@ attnbench report {}
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding that a script shows. Its output is stored for each processor, and published if the finding holds."""
+    """A finding that a script shows. The output is stored for each processor; the page has those where it holds."""
 
     script: str
     text: str
