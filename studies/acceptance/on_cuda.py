@@ -89,7 +89,7 @@ def graph_mode(gpu: Gpu | None = None) -> Outcome:
 
 
 def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row:
-    """Time a call with the device's clock and with `other`, in turns; return both times, or the first error.
+    """Time a call with the device's clock and, in turns, with `other`; return the two times, or the first error.
 
     The row also has the clock frequency of the device at each turn.
     """
@@ -113,7 +113,7 @@ def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row
 
 
 def _interval(seconds: Mapping[str, Sequence[float]], turns: Sequence[str]) -> tuple[float, float, float]:
-    """Return (low, share, high): the relative difference of the two methods, and the ends of its 95 % interval.
+    """Return (low, share, high): the relative difference of the two methods, between the ends of its 95 % interval.
 
     A steady drift makes the difference larger in rounds that one method begins, and smaller in the others. There are
     equally many rounds of both kinds, so the spread is taken around the mean of each kind.
@@ -230,7 +230,7 @@ def flush(gpu: Gpu | None = None) -> Outcome:
 
 
 def _largest_count(number: int) -> int:
-    """Return the 95th percentile of the number of alarms among `number`, if each has a probability of 5 %."""
+    """Return the 95th percentile of the number of alarms in `number` sessions, if an alarm has a probability of 5 %."""
     from scipy.stats import binom
 
     return int(binom.ppf(0.95, number, 0.05))

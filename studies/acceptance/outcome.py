@@ -38,10 +38,10 @@ def upper_limit(hits: int, number: int, confidence: float = 0.99) -> float:
 
 
 def at_most(hits: int, number: int) -> str:
-    """Format the share with the upper end of its one-sided 95 % interval."""
+    """Format the share of `hits` in `number`, with the upper end of its one-sided 95 % interval."""
     return f"{hits} of {number} (at most {upper_limit(hits, number, CONFIDENCE):.0%})"
 
 
 def at_least(hits: int, number: int) -> str:
-    """Format the share with the lower end of its one-sided 95 % interval."""
+    """Format the share of `hits` in `number`, with the lower end of its one-sided 95 % interval."""
     return f"{hits} of {number} (at least {1 - upper_limit(number - hits, number, CONFIDENCE):.0%})"

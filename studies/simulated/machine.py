@@ -17,7 +17,7 @@ SHARE_AFTER_TOUCH = 0.02
 LARGEST_CARRY_S = 1e-3
 """Seconds at the beginning of a sample that earlier work can slow down; it does not affect the rest."""
 TAKEN = 0.2
-"""Drift (a log) above which another program is running, if the world is shared."""
+"""In a shared world, another program is running while the drift (a log) is above this."""
 
 
 class VirtualClock(Clock):

@@ -113,7 +113,7 @@ class SimulatedRuntime:
         return lambda: self.kernel(seconds)
 
     def touch(self, cached_s: float, seconds: float) -> None:
-        """Queue a kernel that reads data through the cache: `cached_s` long if they are cached, else `seconds`."""
+        """Queue a kernel that reads data through the cache: it takes `cached_s` if they are there, else `seconds`."""
         self.launch(cached_s if self._cached else seconds)
         self._cached = True
 

@@ -75,7 +75,7 @@ def _outcome(session: Session) -> tuple[str, str]:
 
 
 def _change(session: Session, name: str, usual: Sequence[float]) -> str:
-    """Describe whether `name` has no time, or a ratio to the baseline far from `usual`; return "" if neither."""
+    """Describe that `name` has no time, or a ratio to the baseline that is far from `usual`; return "" if neither."""
     cell = session.cells.get(name, Cell(status="missing"))
     if cell.latency_s is None:
         return f"{name} has no time ({cell.status})"
