@@ -31,7 +31,7 @@ KILO = 1024
 
 
 class Request(NamedTuple):
-    """A request: its number of new tokens, and its number of keys, which includes those of the new tokens."""
+    """A request: its number of new tokens, and its number of keys, those of the new tokens included."""
 
     new: int
     total: int
@@ -107,7 +107,7 @@ class Requests(Mask):
         return f"of the requests {written(self.requests)}" + f" in windows of {self.window} keys" * bool(self.window)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as in Mask
-        """Return, for each query, the index of its request's first key (T,), and of the key of its own token (T,)."""
+        """Return, for each query, the index of its request's first key, and that of its own token's key, each (T,)."""
         news, totals = (np.asarray(each, dtype=np.int64) for each in zip(*self.requests, strict=True))
         ends, offsets = np.cumsum(totals), np.arange(query_len) - np.repeat(np.cumsum(news), news)
         return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
@@ -121,19 +121,19 @@ class Requests(Mask):
 
 @functools.lru_cache(maxsize=256)
 def rule_of(batch: str, window: int = 0) -> Requests:
-    """Return the mask of a batch of requests; equal batches share one object, by which bound masks are cached."""
+    """Return the mask of a batch of requests; equal arguments give the same object, by which bound masks are cached."""
     return Requests(parse_batch(batch), window)
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory layout of a batch's keys and values: in pages of a pool, in an order drawn from the seed.
+    """The memory layout of a batch's keys and values: pages of a pool, in a random order that `seed` determines.
 
     `page_size` is in tokens; 0 means no pages. `num_heads` is the number G of key/value heads. `shared_prefix` is the
     number of first tokens that all requests share. A query sees the last `window` keys up to its own; 0 means all.
     `form` changes only details that no result may depend on. By default unused slots and pages contain NaN; with
     `zeros`, they contain 0. With `moved`, pages have another order. With `strided`, the pools of keys and values are
-    views of one buffer, in which their pages alternate. An 8-bit cache has one scale per head, or with `has_one_scale`
-    one in all.
+    views of one buffer, in which their pages alternate. In 8 bits, keys and values each have
+    one scale per head, or a single one with `has_one_scale`.
     """
 
     batch: str
@@ -163,13 +163,13 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_slots(self) -> int:
-        """The number of slots that the batch occupies, in whole pages; pages of a shared prefix count once."""
+        """The number of slots that the batch occupies; pages count in full, and those of a shared prefix once."""
         if not self.page_size:
             return sum(each.total for each in self.requests)
         return self.shared_prefix + sum(self.num_own_pages) * self.page_size
 
     def layout(self) -> "Layout":
-        """Assign each key to a slot in shuffled pages, some of which stay unused."""
+        """Assign each key to a slot; the pages are in random order, and some stay unused."""
         draws = np.random.default_rng((self.seed, self.form == "moved"))
         shared, own = self.shared_prefix // self.page_size, self.num_own_pages
         num_used = shared + sum(own)
@@ -202,9 +202,9 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def scales(self, name: str) -> list[float]:
-        """Return the factors of stored keys or values: G numbers, or one with `has_one_scale`; all 1 without float8.
+        """Return the scales of stored keys or values: G numbers, or one with `has_one_scale`; all are 1 without float8.
 
-        `name` is key or value.
+        `name` is "key" or "value".
         """
         count = 1 if self.has_one_scale else self.num_heads
         if self.dtype == SAME:
@@ -214,7 +214,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_keys(self) -> int:
-        """The number of different keys that any query sees; those of a shared prefix count once."""
+        """The number of distinct keys that at least one query sees; keys of a shared prefix count once."""
         news, totals = (np.array(each) for each in zip(*self.requests, strict=True))
         ends = np.cumsum(totals)
         seen = np.minimum(totals, news + self.window - 1) if self.window else totals

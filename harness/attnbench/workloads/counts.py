@@ -1,4 +1,4 @@
-"""Exact counts that follow from a workload alone, such as visible pairs, FLOPs and bytes: a pure function for each.
+"""Exact counts, such as visible pairs, FLOPs and bytes, as pure functions of a workload.
 
 Only matrix products count, with two FLOPs for each multiply-add; biases and the softmax are small and not counted.
 Source: FlashAttention's count, in which one of the five products of a backward pass recomputes the scores,
@@ -28,8 +28,8 @@ def visible_pairs(workload: Workload) -> int:
 def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, recomputes_scores: bool) -> int:
     """Return the FLOPs of a call that computes `pairs` (query, key) pairs in each head.
 
-    Scope `module` adds the projections of `tokens`, which are the numbers of query and key tokens. A backward pass has
-    four products for each pair, and a fifth with `recomputes_scores`.
+    Scope `module` adds projections; `tokens` are the numbers of query and key tokens that are projected. A backward
+    pass has four products for each pair, and a fifth with `recomputes_scores`.
     """
     head_dim, value_dim = workload.head_dim, workload.value_dim
     forward = 2 * workload.num_heads * pairs * (head_dim + value_dim)
@@ -47,7 +47,10 @@ def useful_flops(workload: Workload) -> int:
 
 
 def dense_flops(workload: Workload) -> int:
-    """Return the FLOPs of the textbook form, which computes hidden pairs and keeps the weights for a backward pass."""
+    """Return the FLOPs of the textbook form: it also computes hidden pairs, and keeps the weights for a backward pass.
+
+    In a batch of requests, only the pairs within each request count.
+    """
     pairs = workload.batch_size * workload.seq_len * workload.kv_len
     if workload.requests:
         pairs = sum(each.new * each.total for each in workload.requests)
@@ -64,7 +67,7 @@ def compulsory_bytes(workload: Workload) -> int:
 
     The inputs have G key/value heads. A backward pass reads the inputs and the output's gradient and writes the inputs'
     gradients. In scope `module` the inputs are x (and a context, if S differs from T) and the weights, without biases.
-    A forward and a backward pass are counted separately and added. Keys and values of a cache: see `cache_bytes`.
+    A forward and a backward pass are counted separately and added. For keys and values of a cache, see `cache_bytes`.
     """
     forward, backward = (_moved(workload, *_tokens(workload), is_backward=is_backward) for is_backward in (False, True))
     numbers = _has_forward(workload) * forward + _has_backward(workload) * backward
@@ -82,14 +85,14 @@ def least_bytes(workload: Workload) -> int:
 def cache_bytes(workload: Workload) -> int:
     """Return the bytes of keys and values, in the cache's dtype, that a call on a batch of requests must read.
 
-    Each key that any query sees is read once, even if several requests share it.
+    Each key that at least one query sees is read once, even if several requests share it.
     """
     assert workload.cache is not None
     return workload.cache.num_keys * _slot_bytes(workload)
 
 
 def pool_bytes(workload: Workload) -> int:
-    """Return the bytes of the whole pages that a batch of requests occupies; those of a shared prefix count once."""
+    """Return the bytes that a batch of requests occupies in the cache: those of all slots in `Cache.num_slots`."""
     assert workload.cache is not None
     return workload.cache.num_slots * _slot_bytes(workload)
 
@@ -106,7 +109,7 @@ def _slot_bytes(workload: Workload) -> int:
 
 
 def _spared_bytes(workload: Workload) -> int:
-    """Return the bytes of all S keys and values in the workload's dtype, less `cache_bytes`; 0 without a batch."""
+    """Return the bytes of all S keys and values in the workload's dtype, minus `cache_bytes`; 0 without a batch."""
     if not workload.requests:
         return 0
     each_bytes = workload.num_kv_heads * (workload.head_dim + workload.value_dim) * DTYPE_BYTES[workload.dtype]
@@ -127,13 +130,13 @@ def _tokens(workload: Workload) -> tuple[int, int]:
 
 
 def _fewest_tokens(workload: Workload) -> tuple[int, int]:
-    """Return lower bounds on the queries and keys in visible pairs: a query has at most S pairs, a key at most T."""
+    """Return lower bounds on the queries and the keys in visible pairs: a query is in at most S pairs, a key in T."""
     pairs = visible_pairs(workload)
     return -(-pairs // workload.kv_len), -(-pairs // workload.seq_len)
 
 
 def _projection_products(workload: Workload, queries: int, keys: int) -> int:
-    """Return the multiply-adds of the projections of `queries` and `keys` tokens: to heads, and back to width D."""
+    """Return the multiply-adds of all projections of `queries` query tokens and `keys` key tokens."""
     if workload.scope == "attention":
         return 0
     tokens_of_heads = queries * workload.num_heads + keys * workload.num_kv_heads  # (query, output), (key, value)
@@ -141,7 +144,10 @@ def _projection_products(workload: Workload, queries: int, keys: int) -> int:
 
 
 def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) -> int:
-    """Count the numbers that a pass moves: it reads `queries` and `keys` tokens and writes all outputs or gradients."""
+    """Count the numbers that a pass moves: tokens that it reads, and all outputs or gradients, which it writes.
+
+    `queries` and `keys` are the numbers of query and key tokens that it reads.
+    """
     all_queries, all_keys = _tokens(workload)
     of_output = workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
     read = input_numbers(workload, queries, keys)

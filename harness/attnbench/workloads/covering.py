@@ -1,4 +1,4 @@
-"""A pairwise design: a few combinations in which any two values of different axes occur together.
+"""A pairwise design: few combinations that together contain every pair of values of different axes.
 
 Most faults are triggered by one value or by two together: D. R. Kuhn et al., https://doi.org/10.1109/TSE.2004.24. The
 greedy method is from D. M. Cohen et al., https://doi.org/10.1109/32.605761; here ties go to the first candidate, not to
@@ -15,15 +15,15 @@ Item = tuple[str, int]  # an axis, and the index of one of its values
 
 
 def pairs(row: Row) -> Iterator[tuple[Item, Item]]:
-    """Yield every pair of items in a row, which may lack some axes."""
+    """Yield every pair of items in a row; the row may lack some axes."""
     return itertools.combinations(sorted(row.items()), 2)
 
 
 def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Return combinations of values of at least two axes that contain every possible pair of values at least once.
+    """Return combinations that together contain every possible pair of values of different axes; give two axes or more.
 
-    `is_possible` is called with whole combinations, and with combinations of some axes only, which always include the
-    axes with a single value. A pair that fits into no possible combination is left out.
+    `is_possible` gets complete and partial combinations; a partial one includes all axes that have a single value. A
+    pair that fits into no possible combination is left out.
     """
     constant = {axis: 0 for axis, values in axes.items() if len(values) == 1}
     order = sorted(axes, key=lambda axis: (-len(axes[axis]), axis))
@@ -40,7 +40,7 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
         return {axis: axes[axis][place] for axis, place in row.items()}
 
     def completed(row: Row) -> Row | None:
-        """Complete a row, trying values with the most missing pairs first, then the least used; None if impossible."""
+        """Complete a row: prefer values in many missing pairs, then values used less often; None if impossible."""
         if not is_possible(valued(row)):
             return None
         if len(row) == len(axes):

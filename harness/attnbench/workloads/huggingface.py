@@ -1,7 +1,7 @@
 """Read the attention layers of a model from its Hugging Face config.json, without weights or a network.
 
 A configuration omits its architecture's defaults. The package transformers, if installed, fills them in; without it, a
-missing value is an error that advises to install it.
+missing value is an error, and the message advises installing it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import msgspec
 from attnbench.workloads.models import Layer, Model, names, preset
 from attnbench.workloads.workload import DTYPES
 
-# Each tuple has the names of one fact in configurations, of which the first that is present counts. LATENT needs all.
+# Each tuple has the names of one fact in configurations; the first one present counts. LATENT has four facts instead.
 HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "attention_heads")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
@@ -132,7 +132,7 @@ def _latent(config: Mapping[str, Any], heads: int) -> Layer:
 
 
 def _first(config: Mapping[str, Any], fields: Sequence[str]) -> int | None:
-    """Return the value of the first of `fields` that is a whole number above 0, or None."""
+    """Return the value of the first of `fields` that has a whole number above 0; None if none has."""
     values = (config.get(field) for field in fields)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 

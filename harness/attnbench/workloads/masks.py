@@ -1,11 +1,11 @@
 """Masks: visible keys of each query, score changes, and exact counts of visible pairs. Does not import torch.
 
-A mask is one class. Its rules use only operators that numpy arrays and torch tensors share. So one line of code gives
+A mask is one class. Its rules use only operators that numpy arrays and torch tensors share, so one line of code gives
 the dense mask, a single tile and the predicate of a compiled kernel (docs/adr/0002-mask-is-a-rule.md).
 
 If T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
-scaled_dot_product_attention) or from the end (bottom-right, as in decoding with a cache): `Mask.is_at_end`. `at_end`
-creates the second kind of mask, NAME_bottom_right, from the first.
+scaled_dot_product_attention) or from the end (bottom-right, as in decoding with a cache): see `Mask.is_at_end`.
+From the mask NAME, `at_end` creates NAME_bottom_right, which counts from the end.
 """
 
 import functools
@@ -73,7 +73,7 @@ class Mask:
 
     @property
     def parts(self) -> "tuple[Mask, ...]":
-        """The masks that this one combines; a simple mask returns itself."""
+        """The masks that this one combines; for a simple mask, only itself."""
         return (self,)
 
     @property
@@ -117,7 +117,7 @@ class Mask:
         return None, None
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Return whether `query` sees `key` in batch row `batch`, elementwise; by default, if `span` includes it."""
+        """Return whether `query` sees `key` in batch row `batch`, elementwise; by default, whether it is in `span`."""
         span = self.span(batch, query, table, offset)
         assert span is not None
         first, last = span
@@ -125,7 +125,7 @@ class Mask:
         return seen if first is None else seen & (first <= key)
 
     def per_head(self, num_heads: int) -> npt.NDArray[Any]:
-        """Return the number that `bias` gets for each head (H,); by default the head's index."""
+        """Return, for each head, the number that `bias` gets (H,); by default, it is the head's index."""
         return np.arange(num_heads)
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
@@ -156,7 +156,10 @@ class Mask:
         return score
 
     def seen_keys(self, batch_size: int, query_len: int, key_len: int) -> tuple[Numbers, Numbers, Numbers]:
-        """Return each query's first and last visible key and number of keys, each (B, T); 0, S - 1, 0 without keys."""
+        """Return each query's first visible key, last visible key and number of visible keys, each (B, T).
+
+        For a query that sees no key, they are 0, S - 1 and 0.
+        """
         sizes, end = (batch_size, query_len, key_len), key_len - 1
         rows, queries = np.arange(batch_size)[:, None], np.arange(query_len)
         span = self.span(rows, queries, self.table(*sizes), key_len - query_len)
@@ -269,10 +272,10 @@ class Padding(Mask):
         self.require(fits, batch_size=batch_size, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """Return the lengths (B,), which are unsorted by default.
+        """Return the lengths (B,), by default unsorted.
 
-        With three rows or more, the permutation that sorts them is not its own inverse. So the check finds code that
-        sorts the rows, and applies the same permutation again to restore their order.
+        With three rows or more, the permutation that sorts them is not its own inverse, so the check finds code that
+        sorts the rows and then applies the same permutation to restore their order.
         """
         falling = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
         return np.asarray(self.arguments or falling[1:] + falling[:1], dtype=np.int64)
@@ -292,7 +295,7 @@ class PaddingToNothing(Padding):
     num_arguments = (0, 0)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """Return the lengths (B,), of which the last is 0."""
+        """Return the lengths (B,); the last one is 0."""
         lengths = super().table(batch_size, query_len, key_len).copy()
         lengths[-1] = 0
         return lengths
@@ -379,7 +382,7 @@ class Document(Mask):
         self.require(query_len == key_len and is_full, seq_len=query_len, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return the first and the last position of the document of each position, both (S,)."""
+        """Return, for each position, the first and the last position of its document, each (S,)."""
         lengths = np.asarray(self.arguments or (key_len - key_len // 2, key_len // 2))
         ends = np.cumsum(lengths)
         return np.repeat(ends - lengths, lengths), np.repeat(ends - 1, lengths)
@@ -397,7 +400,7 @@ BIAS_BITS = 24  # an additive bias uses all digits of float32, so that rounding 
 def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
     """Return pseudo-random integers from 0 to 2^31 - 1, one for each triple of integers, elementwise.
 
-    Each of the three is added and then mixed in by products and shifts, as in the last step of MurmurHash3
+    The three are added one after another, each followed by products and shifts, as in the last step of MurmurHash3
     (https://github.com/aappleby/smhasher/wiki/MurmurHash3). No product reaches 2^62.
     """
     mixed: Array = seed
@@ -443,7 +446,7 @@ class Additive(Mask):
 
 
 STEEPEST = 8.0
-"""Exponent of ALiBi's slopes: head h of 2^n heads, counted from 1, has the slope 2^(-8h/2^n), so the last has 2^-8."""
+"""Exponent of ALiBi's slopes: of 2^n heads, head h (counted from 1) has the slope 2^(-8h/2^n), so the last has 2^-8."""
 
 
 class Alibi(Mask):
@@ -458,7 +461,7 @@ class Alibi(Mask):
     changes_scores = True
 
     def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
-        """Return the slopes (H,): those of the largest power of 2 up to H, then every other slope of the next power."""
+        """Return the slopes (H,): those of n heads, n the largest power of 2 up to H, then every other of 2n heads."""
         whole = 2 ** int(math.log2(num_heads))
         head, more = np.arange(1, whole + 1), np.arange(num_heads - whole)
         exponents = np.concatenate([head * STEEPEST / whole, (2 * more + 1) * STEEPEST / (2 * whole)])
@@ -476,7 +479,7 @@ class RelativeBuckets(Mask):
     """Adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions.
 
     Half of the n buckets are for keys up to the query's position and half for keys after it, as in T5's encoder. In
-    each half, the first buckets have a single distance; the widths of the others grow geometrically up to `farthest`,
+    each half, the first buckets have one distance each; the widths of the others grow geometrically up to `farthest`,
     and all larger distances share the last bucket.
     Source: T5, https://arxiv.org/abs/1910.10683, section 2.1, and `_relative_position_bucket` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/t5/modeling_t5.py
@@ -500,7 +503,7 @@ class RelativeBuckets(Mask):
         return {self.parameter: (num_heads, self.num_buckets)}
 
     def edges(self) -> list[int]:
-        """Return the first distance of each bucket in one direction, except the first bucket."""
+        """Return the smallest distance of each bucket in one direction, without the first bucket."""
         number = self.num_buckets // 2 if self.is_two_sided else self.num_buckets
         single = number // 2  # buckets of a single distance
         rest, reach = number - single, self.farthest / single
@@ -552,7 +555,7 @@ BETWEEN = "+"
 class Combined(Mask):
     """A key is visible if every part shows it; parts change scores from left to right, before any key is hidden.
 
-    The order of hiding does not matter, so hiding parts come first in the text, alphabetically.
+    In the text, parts that hide keys come first and are sorted, because their order does not matter.
 
     Raises:
         ValueError: `none` among the parts, a repeated mask, or a learned bias with a softcap.
@@ -642,7 +645,7 @@ def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int
     """Return the mask as a window (left, right), as FlashAttention takes it; None if it is not a window.
 
     Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 means no limit. A
-    mask that is aligned at the start (top-left) is therefore a window only if both lengths are equal.
+    mask that is aligned at the start (top-left) is therefore a window only if T = S.
 
     Source: https://github.com/Dao-AILab/flash-attention, README, changes in 2.1 and 2.3
     """
@@ -658,7 +661,7 @@ def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int
 
 
 def not_a_window(mask: Mask, query_len: int, key_len: int) -> str | None:
-    """Return why a kernel that only takes windows cannot take this mask, or None."""
+    """Return why a kernel that takes only windows cannot take this mask; None if it can."""
     if attention_window(mask, query_len, key_len) is not None:
         return None
     if query_len != key_len:

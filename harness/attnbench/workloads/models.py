@@ -29,8 +29,8 @@ RULES = ("count", "phases", "window", "chunk", "softcap", "decode")
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of a model that have the same attention, described by how it differs from plain attention.
 
-    `window`, `chunk` and `softcap` become a mask that fits the phase; 0 means none. `axes` are values of the workloads'
-    axes; `decode` has other values for that phase only.
+    `window`, `chunk` and `softcap` become a mask that fits the phase; 0 means none. `axes` has values of the
+    workloads' axes; in the phase decode, the values in `decode` take precedence.
     """
 
     count: int = 1  # number of such layers in a preset, shown by `attnbench list models`
@@ -59,7 +59,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases of any layer; decode is left out of an encoder whose layers all have the default phases."""
+        """The phases of all layers together, but not decode for an encoder whose layers all have the default phases."""
         known = {phase for layer in self.layers for phase in layer.phases}
         named = [phase for phase in PHASES if phase in known]
         is_said = any(layer.phases != PHASES for layer in self.layers)
@@ -88,7 +88,7 @@ def preset(name: str) -> Model:
 
 
 def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
-    """Return the usual batch sizes and lengths of a model in a phase, each combination as values of axes."""
+    """Return the usual combinations of batch size and lengths in a phase, as values of axes; only {} for an encoder."""
     if model.kind == "encoder":
         return [{}]
     if phase == "prefill":

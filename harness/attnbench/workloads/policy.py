@@ -31,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 ShapeKey = tuple[str, str, str, Literal["one", "many"], Literal["none", "causal", "other"], bool, int]
 """The facts that two calls must share for a measurement of one to apply to the other: a `Row`'s first seven fields."""
 Shape = tuple[int, int, int, int]
-"""The sizes that define the distance between two calls with equal ShapeKey: `batch_heads` to `head_dim` of a `Row`."""
+"""The sizes that define the distance between two calls with equal ShapeKey: a `Row`'s `batch_heads` to `head_dim`."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -157,7 +157,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def nearest(logs: Floats, point: Floats) -> int | None:
-    """Return the index of the nearest of `logs` (N, sizes) to `point` (sizes,) within REACH in each size, or None."""
+    """Return the index of the row of `logs` (N, sizes) nearest to `point` (sizes,); None if none is within REACH."""
     apart = np.abs(logs - point)
     near = np.flatnonzero((apart <= REACH).all(axis=1))
     return int(near[(apart[near] ** 2).sum(axis=1).argmin()]) if near.size else None
@@ -178,7 +178,7 @@ def is_plain(workload: Workload) -> bool:
 
 
 def shape_key_of(workload: Workload, num_threads: int) -> ShapeKey:
-    """Return the kind of a workload's call, with the number `num_threads` if the workload sets no threads."""
+    """Return the kind of a workload's call; `num_threads` replaces the workload's own number if that is 0."""
     return (
         workload.device.partition(":")[0],
         workload.dtype,

@@ -25,12 +25,12 @@ SMALLEST_EFFECT = 0.02
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The contents of a sweep file. Each table of `grid` is a product of its axes; an axis has a value or a list.
+    """The contents of a sweep file. Each table of `grid` is a product of its axes; an axis has one value or a list.
 
     If the values of several axes belong together, they form a list of tables under any other name, as in
     `lengths = [{ seq_len = 1, kv_len = 131 }, { seq_len = 67 }]`. With `cover = "pairs"` a grid is not the whole
-    product but a few combinations in which any two values occur together. `leave_out` in a grid lists implementations
-    that take part in that grid only if the user names them.
+    product but a few combinations that contain every pair of values of two axes. `leave_out` in a grid lists
+    implementations that take part in that grid only if the user names them.
     """
 
     summary: str
@@ -96,7 +96,7 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
     `devices` are those of the machine. The last one is used if neither the settings nor `sweep.alone` name a device.
 
     Raises:
-        ValueError: see `workloads`.
+        ValueError: see `workloads`; or a value has no effect with the other values.
     """
     of_batch = {"direction": "inference"} if {"batch", "page_size"} & settings.keys() else {}  # no gradients
     values = _values({"device": devices[-1], **sweep.alone, **of_batch, **settings}, devices)
@@ -112,8 +112,8 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
 def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
     """Return the distinct workloads of the sweep that match the settings, in order.
 
-    Settings of the device, and of axes that no grid names, replace the values of these axes; other settings select
-    among the values in the grids. The device `all` means `devices`.
+    A setting of the device, or of an axis that no grid names, replaces the axis's values; other settings select among
+    the values in the grids. The device `all` means `devices`.
 
     Raises:
         ValueError: an unknown axis, a value or combination that is not allowed or not in the sweep, or no workload.
@@ -138,9 +138,9 @@ def _has_one_of(workload: Workload, axis: str, values: Iterable[object]) -> bool
 
 
 def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return, by implementation in a `leave_out`, the ids of the workloads in which it does not take part.
+    """Return, for each implementation in a `leave_out`, the ids of the workloads in which it does not take part.
 
-    If a workload is in several grids, it is left out only if all of these grids leave the implementation out.
+    From a workload in several grids, it is left out only if all of these grids leave it out.
 
     Raises:
         ValueError: see `workloads`; or a `leave_out` is not a list of names.
@@ -251,7 +251,7 @@ def make(axes: Mapping[str, Any]) -> Workload:
     """Create one workload from axis values, which may be texts.
 
     Raises:
-        ValueError: an unknown axis, or a value of the wrong type or outside the allowed ones.
+        ValueError: an unknown axis, a value of the wrong type, or a value or combination that is not allowed.
     """
     require_known("axis", axes, AXES)
     converted = {}

@@ -64,7 +64,7 @@ FOLLOWS = {
     "value_dim": "head_dim",
     "embed_dim": "num_heads * head_dim",
 }
-"""Axes whose value 0 means that they follow from other axes, and how they follow."""
+"""Axes whose value, if given as 0, is computed from other axes, and the rule of each."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that appear in every id."""
 SHORT_NAMES = {
@@ -76,7 +76,7 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
     "cache_scales": "",
 }
-"""Prefixes of an axis's value in an id; other axes have their name as the prefix."""
+"""By axis, the prefix of its value in an id; for any other axis, the prefix is its name."""
 MASKS_BETWEEN = "|"
 """Separator of alternatives in a value of the axis mask, as in "none|causal": each cell of a check uses one of them."""
 LONGEST_PART = 40  # characters; a longer part of an id is truncated
@@ -144,7 +144,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         msgspec.structs.force_setattr(self, "mask", str(mask))
 
     def _require_allowed_values(self) -> None:
-        """Check the value of each axis on its own, and whether the matmul precision fits the dtype."""
+        """Check the values of single axes, and whether the matmul precision fits the dtype."""
         axes = msgspec.structs.asdict(self)
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),
@@ -175,7 +175,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"{message}; choose dtype=float32, or float32_matmul_precision={highest}")
 
     def _fill_sizes(self) -> None:
-        """Replace each size of 0 by its value from other sizes."""
+        """Replace each size of 0 by the value that follows from other sizes."""
         if self.embed_dim and not self.head_dim and self.embed_dim % self.num_heads:
             message = f"embed_dim={self.embed_dim} does not divide into num_heads={self.num_heads} heads"
             raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
@@ -188,7 +188,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{axis}={getattr(self, axis)} follows from {parts} and is more than 2^31: give less")
 
     def _fill_scale_bias_and_rotary(self) -> None:
-        """Write scale, bias and rotary in their shortest form, so that equal workloads have one id."""
+        """Write scale, bias and rotary in a canonical form, so that equal workloads have the same id."""
         fill = partial(msgspec.structs.force_setattr, self)
         if math.isclose(self.scale, 1 / math.sqrt(self.head_dim), rel_tol=1e-9):
             fill("scale", 0.0)
@@ -212,7 +212,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             msgspec.structs.force_setattr(self, "cache_scales", PER_HEAD)
 
     def _fill_batch(self) -> None:
-        """Check the axes of a batch of requests, and set batch_size, seq_len and kv_len from it."""
+        """Check the axes that must fit a batch of requests, and set the axes that follow from it."""
         fill = partial(msgspec.structs.force_setattr, self)
         if self.batch == NO_BATCH and self.kv_len < self.seq_len:
             sizes = f"seq_len={self.seq_len} and kv_len={self.kv_len}"
@@ -267,7 +267,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def biased(self) -> frozenset[str]:
-        """The projections that have a bias, some of q, k, v and out."""
+        """The projections that have a bias: a subset of q, k, v and out."""
         bias = {"all": "qkv+out", "none": ""}.get(self.bias, self.bias)
         return frozenset(re.findall(r"out|[qkv]", bias))
 
@@ -300,12 +300,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def window(self) -> int:
-        """The number of keys, its own included, that a query sees if the mask is `sliding_window` alone; else 0."""
+        """The most keys that a query sees, its own included, if the mask is just `sliding_window`; otherwise 0."""
         mask = parse_mask(self.mask)
         return mask.arguments[0] if type(mask) is SlidingWindow else 0
 
     def groups(self) -> "dict[Request, Workload]":
-        """Return, by distinct request with new tokens, the dense workload with all equal requests as batch rows."""
+        """Return, for each distinct request with new tokens, a dense workload with a batch row per equal request."""
         counts = Counter(each for each in self.requests if each.new)
         dense = {"batch": NO_BATCH, "page_size": 0, "shared_prefix": 0, "cache_dtype": SAME}
         return {
@@ -343,7 +343,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
-        """Scale the longer of seq_len and kv_len to `length`, the other in proportion, and adapt the mask to both.
+        """Scale the longer of seq_len and kv_len to `length` and the other in proportion, and adapt the mask.
 
         In a batch of requests, the longest request gets `length` keys, and the others are scaled in proportion.
         """
