@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Create a linear layer shaped like a weight (rows, D) and a bias (rows,) or None; PyTorch sets its values."""
+    """Create a linear layer with the shapes, but not the values, of a weight (rows, D) and a bias (rows,) or None."""
     num_rows, width = weight.shape
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
 
@@ -113,7 +113,7 @@ def _reason_against(
     takes_batches: str,
     workload: Workload,
 ) -> str | None:
-    """Return why an implementation's built-in axes or its own `unsupported` exclude a workload, or None.
+    """Return why an implementation's built-in axes or its own `unsupported` exclude a workload; None if they do not.
 
     A function of query, key and value can run a batch of requests if it can run each distinct request on its own.
     """
@@ -169,14 +169,14 @@ def is_on(kind: str, workload: Workload) -> bool:
 
 
 def only_on(kind: str, workload: Workload, what: str) -> str | None:
-    """Return why `what`, which has kernels for this kind of device only, cannot run the workload, or None."""
+    """Return why `what`, whose kernels run only on devices of this kind, cannot run the workload; None if it can."""
     return None if is_on(kind, workload) else f"{what} runs only on {kind.upper()}"
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
-    """Return why `module` cannot be imported, or None; `distribution` is the name for pip, if it differs.
+    """Return why `module` is missing; None if it is installed. `distribution` is its name for pip, if that differs.
 
-    Nothing is imported. So a package that is installed but broken is an error only for workloads that need it.
+    Nothing is imported, so a package that is installed but broken is an error only for workloads that need it.
     """
     if module in sys.modules:
         return None
@@ -196,8 +196,8 @@ def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` compiled at its first call, and again for new sizes, strides, dtypes or grad modes.
 
     Each compilation is one whole graph at fixed sizes, or an error: nothing silently runs eagerly. After
-    `recompile_limit` compilations PyTorch would run the function eagerly with only a warning. So this function raises
-    the limit, and makes it an error to reach it.
+    `recompile_limit` compilations PyTorch would run the function eagerly with only a warning, so this function raises
+    the limit, and turns reaching it into an error.
 
     Sources: https://docs.pytorch.org/docs/stable/generated/torch.compile.html and, on recompilation,
     https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html

@@ -183,7 +183,7 @@ class ModuleAdapter:
         return self.declared.call is not None and reads(self.declared.call, 2)
 
     def unsupported(self, workload: Workload) -> str | None:
-        """Return why the module cannot run the workload, or None; a layout that never fits makes `build` raise.
+        """Return why the module cannot run the workload; None if it can. For a layout that never fits, `build` raises.
 
         Raises:
             ValueError: the module cannot be created, or some weights reach no parameter by differentiable steps.
@@ -234,7 +234,7 @@ class ModuleAdapter:
         return cache(self._fitting)
 
     def _fitting(self, sizes: Sizes, wanted: frozenset[str]) -> frozenset[str] | None:
-        """Return the first set of biases, beginning with `wanted`, for which the layout fits the module, or None.
+        """Return the first set of biases for which the layout fits the module, `wanted` tried first; None if none does.
 
         A layout fits if its entries have the names and shapes of the module's parameters, apart from constants
         (`extra`), and if each weight and bias is part of an entry.
@@ -408,7 +408,7 @@ class Adapted(nn.Module):
         return self._answer(self.module, x, context, mask)
 
     def _with_cache(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
-        """Call a copy of the module with an empty cache: once, or once for each of `mask.chunks`, joining the outputs.
+        """Call a copy of the module with an empty cache: once, or once for each of `mask.chunks`; join the outputs.
 
         Raises:
             NotImplementedError: the declared `call` empties the cache, so that it cannot continue a sequence.

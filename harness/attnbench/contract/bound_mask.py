@@ -128,7 +128,7 @@ class BoundMask:
         return self._form("hidden", lambda: None if self.visible is None else ~self.visible)
 
     def visible_as(self, axes: str) -> Tensor | None:
-        """Return `visible` in full size, with the axes in `axes`, in that order; None if every key is visible.
+        """Return `visible` in full size, with only the axes in `axes`, in that order; None if every key is visible.
 
         `axes` is a text such as "bts", "tsb" or "bs": letters b, h, t and s, or n for batch and heads as one axis.
 

@@ -88,11 +88,11 @@ class Declared:
         return fixed | ({"direction": "inference"} if self.has_cache else {})
 
     def reason_against(self, workload: Workload, takes: Collection[str]) -> str | None:
-        """Return why the workload cannot run, or None.
+        """Return why the workload cannot run; None if it can.
 
-        A workload cannot run if it uses an axis that is neither declared nor in `takes`, if its mask is not declared,
-        or if `unsupported` gives a reason. If T = S, a mask aligned at the start and the same mask aligned at the end
-        count as one, except in combinations of masks.
+        It cannot run if it has a scale, sinks or a rotary embedding that are neither declared nor in `takes`, if masks
+        are declared without its mask, or if `unsupported` gives a reason. If T = S, a mask aligned at the start and
+        the same mask aligned at the end count as one, except in combinations of masks.
         """
         needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
         for axis, is_needed in needs.items():
@@ -128,7 +128,7 @@ def check_callable(what: str, function: object) -> None:
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
-    """Return whether a function uses its parameter at this index; true if *args covers it, or if this is unknown."""
+    """Return whether a function uses its parameter of this index; True if *args takes it, or the code is unknown."""
     if not inspect.isfunction(function):
         return True
     names = function.__code__.co_varnames[: function.__code__.co_argcount]

@@ -44,9 +44,9 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 class Signature:
     """A function of query, key and value; `names` maps the KEYWORDS that it takes to its own parameter names.
 
-    `spec` is its name in messages. `omitted` are its parameters for scale and window that have a default. The harness
-    leaves out the scale if it is 1 / sqrt(K), and the window if it has no limit. If a call fails without them, the
-    harness clears `omitted`, so that every later call passes both.
+    `spec` is its name in messages. `omitted` has its parameter for the scale if the default is None, and that for the
+    window if there is a default: the harness leaves out the scale if it is 1 / sqrt(K), and the window if it has no
+    limit. If a call fails without them, the harness clears `omitted`, so that every later call passes both.
     """
 
     function: Callable[..., Tensor]
@@ -62,7 +62,7 @@ class Signature:
         return self.declared.has_sdpa_mask and "mask" in self.names
 
     def reason_against(self, workload: Workload) -> str | None:
-        """Return why the function cannot compute a workload with the arguments that it takes, or None."""
+        """Return why the function cannot compute a workload with the arguments that it takes; None if it can."""
         names, declared = self.names, self.declared
         if workload.dropout > 0 and "dropout" not in names:
             return "the function has no parameter dropout, the probability of dropping a weight"
@@ -71,7 +71,7 @@ class Signature:
         return reason or declared.reason_against(workload, {*names, "sinks"} if self.has_sdpa_mask else names)
 
     def _reason_in_mask(self, workload: Workload) -> str | None:
-        """Return why the function cannot apply the workload's mask with the arguments that it takes, or None."""
+        """Return why the function cannot apply the workload's mask with the arguments that it takes; None if it can."""
         rule, names = workload.mask_rule, self.names
         if not rule.is_additive and "softcap" not in names:
             return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
@@ -89,7 +89,7 @@ class Signature:
         return f"the function has no parameter mask: {(*taken, 'it takes part in unmasked workloads only')[0]}"
 
     def causal(self, rule: Mask, *, is_square: bool) -> str:
-        """Return the causal keyword of the function that hides the same keys as the mask `rule`, or "" if none does.
+        """Return the function's causal keyword that hides the same keys as the mask `rule`; "" if none does.
 
         If T = S (`is_square`), a causal mask hides the same keys whether it is aligned at the start or at the end.
         """
@@ -103,8 +103,8 @@ class Signature:
         """Return a call's arguments by the function's own names, and a mask (B, 1, T, 1) of queries that get output 0.
 
         The mask is None if every query sees a key, or if the function itself gives 0 to a query that sees none. SDPA
-        takes `is_causal` only without a mask, so a function with an SDPA mask gets it only without biases and sinks. A
-        function that takes a window gets no mask for it.
+        takes `is_causal` only without a mask, so a function with an SDPA mask gets `is_causal` only without biases and
+        sinks. A function that takes a window gets no mask in place of the window.
         """
         names, rule, sizes = self.names, mask.rule, mask.sizes
         has_numbers = any(part.is_additive for part in rule.changes)
@@ -300,8 +300,9 @@ def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 -
 def _with_bound(function: object, names: dict[str, str], declared: Declared) -> tuple[dict[str, str], Declared]:
     """Adapt `names` and `declared` to the arguments that a functools.partial has already bound.
 
-    A bound is_causal=True declares the mask `causal`, and a bound number declares the scale. If `causal_bottom_right`
-    is declared and `causal` is not, the function's parameter `is_causal` stands for the mask aligned at the end.
+    A bound is_causal=True declares the mask `causal`, and a bound float for the scale declares the scale. If
+    `causal_bottom_right` is declared and `causal` is not, the function's parameter `is_causal` stands for the mask
+    aligned at the end.
     """
     bound = {ALIASES.get(name, name): value for name, value in _bound(function).items()}
     if bound.get("is_causal") is True:

@@ -76,7 +76,7 @@ class Weights:
 
     @property
     def has_bias(self) -> bool:
-        """Whether the projection of query, key or value has a bias."""
+        """Whether at least one of the projections of query, key and value has a bias."""
         return any(bias is not None for bias in (self.query_bias, self.key_bias, self.value_bias))
 
 
@@ -110,8 +110,8 @@ class Layout:
 def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
     """Create the layout with one linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D).
 
-    `out` is the name of the output projection (D, H*V), or None. A name with {head}, as in "heads.{head}.query", stands
-    for one layer per head; the index of the head replaces {head}.
+    `out` is the name of the output projection (D, H*V); None if there is none. A name with {head}, as in
+    "heads.{head}.query", stands for one layer per head; the index of the head replaces {head}.
 
     Raises:
         ValueError: the names are not three different strings, or `out` is a boolean.
@@ -124,7 +124,7 @@ def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = F
 
     With `per_head` the rows of each key/value head are together, as in a module that views its projection as
     (B, T, H, 3*K) and then splits it. If G < H, the rows of all query heads of a key/value head take the place of q, as
-    in Falcon (https://arxiv.org/abs/2311.16867). `out` is the name of the output projection, or None.
+    in Falcon (https://arxiv.org/abs/2311.16867). `out` is the name of the output projection; None if there is none.
 
     Raises:
         ValueError: `order` does not name q, k and v once each, or a name is not a string.

@@ -74,7 +74,7 @@ def from_value(value: object, spec: str) -> Implementation:
 
 
 def _is_function(value: type) -> bool:
-    """Return whether instances of a class are functions: they have `attend`, or forward(query, key, value, ...)."""
+    """Return whether a class's instances serve as functions: they have `attend`, or forward(query, key, value, ...)."""
     heads = inspect.signature(value.forward).parameters if issubclass(value, nn.Module) else ()
     return hasattr(value, "attend") or [name[:1].lower() for name in heads][1:4] == ["q", "k", "v"]
 
@@ -122,7 +122,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
         return module(x, mask=mask.added(x.dtype) if mask.rule.changes_scores else mask.visible, scale=mask.scale)
 
     def unsupported(workload: Workload) -> str | None:
-        """Return why the module cannot run a workload, or None."""
+        """Return why the module cannot run a workload; None if it can."""
         sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
         if declared.has_no_empty_rows and workload.mask_rule.has_empty_rows(*sizes):
             return "its module gives NaN to a query that sees no key"
@@ -176,7 +176,7 @@ def compiled(plain: Implementation) -> Implementation:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` in compiled form; the first call of the result calls `function` once eagerly before it."""
+    """Return `function` compiled; the result's first call runs `function` once eagerly before the compiled code."""
     run, calls = compile_whole(function), list[object]()
 
     def call(*by_position: Any, **by_name: Any) -> Any:  # noqa: ANN401 - functions and modules differ

@@ -30,9 +30,9 @@ EMPTY = inspect.Parameter.empty
 
 
 def names_of(function: object) -> dict[str, str]:
-    """Map the members of PAGED that a function takes to its own parameter names; empty if it takes no block table.
+    """Map the members of PAGED that a function takes to its parameter names; return {} if it takes no block table.
 
-    A parameter `key` or `value` is a pool only if no parameter has another name of that pool.
+    A parameter `key` or `value` is a pool only if the function has no parameter with another name of that pool.
     """
     try:
         parameters = inspect.signature(function).parameters  # type: ignore[arg-type] # any object
@@ -58,7 +58,7 @@ class PageSignature:
         """Check that the harness can call the function with arguments of these names.
 
         Raises:
-            ValueError: it has no pool parameter, a positional-only parameter, or a required one that is not in PAGED.
+            ValueError: the query or a pool has no parameter, one is positional-only, or a required one is not in PAGED.
         """
         if missing := [name for name in ("query", "key_cache", "value_cache") if name not in self.names]:
             known = ", ".join("/".join(PAGED[name]) for name in missing)
@@ -88,7 +88,7 @@ class PageSignature:
         return {"k_scale", "v_scale"} <= self.names.keys()
 
     def reason_against(self, workload: Workload) -> str | None:
-        """Return why the function cannot compute a workload with the arguments that it takes, or None."""
+        """Return why the function cannot compute a workload with the arguments that it takes; None if it can."""
         if not workload.page_size:
             return "it reads pages: add --set page_size=16, and requests, as in --set batch=2q64_8q1kv256"
         if workload.cache_dtype != SAME and not self.has_scales:
@@ -181,7 +181,7 @@ def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
 
 
 def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
-    """Return keys or values (1, G, S, K) as read from a cache: rounded to its dtype, and equal in a shared prefix."""
+    """Return keys or values (1, G, S, K) as read from a cache: rounded to its dtype, and shared in a shared prefix."""
     tensor = tensor[:, :, torch.from_numpy(cache.sources()).to(tensor.device)]
     if cache.dtype == SAME:
         return tensor
@@ -245,7 +245,7 @@ def from_paged(function: Callable[..., Any], spec: str, declared: Declared) -> I
     """Create the implementation of a function that has a parameter for a block table; `spec` names it in messages.
 
     Raises:
-        ValueError: the function takes no pool, has a parameter by position only, or needs one that is not in PAGED.
+        ValueError: the query or a pool has no parameter, one is positional-only, or a required one is not in PAGED.
     """
     signature = PageSignature(function=function, spec=spec, names=names_of(function), declared=declared)
     return Implementation(
