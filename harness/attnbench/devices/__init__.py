@@ -1,8 +1,8 @@
 """Devices: one interface to all hardware that a workload can name.
 
-A file in this folder that defines DEVICE is a device. Its stem is the device's name, and DEVICE creates a `Device` from
-the name in a workload, such as "cuda:1". Such a file imports torch only inside its methods, so that devices can be
-listed and described without torch. The other files serve several devices.
+A file in this folder that defines DEVICE describes a device. Its stem is the device's name, and DEVICE creates a
+`Device` from the name in a workload, such as "cuda:1". The file imports torch only inside methods, so that devices can
+be listed and described without torch. The other files serve several devices.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reading:
 
 
 class Clock(Protocol):
-    """A clock that times the calls on a device."""
+    """A clock that times calls on a device."""
 
     resolution_s: float  # smallest difference of times that the clock can measure
     sample_s: float = 1e-3  # shortest duration of a sample
@@ -105,11 +105,11 @@ class Device(Protocol):
         return True
 
     def missing(self) -> str | None:
-        """Return why the device is not available here, or None."""
+        """Return why the device is not available here; None if it is."""
         return None
 
     def missing_compiler(self) -> str | None:
-        """Return why torch.compile has no compiler for the device, or None."""
+        """Return what torch.compile lacks to compile for the device; None if nothing is missing."""
 
     def facts(self) -> Facts:
         """Return the facts for the environment of a run."""
@@ -161,7 +161,7 @@ class Device(Protocol):
         raise CaptureError(f"{self.name} has no graphs of launches")
 
     def state(self) -> DeviceState | None:
-        """Return the current clock, temperature and power as the driver reports them, or None."""
+        """Return the current clock, temperature and power as the driver reports them; None if it reports nothing."""
         return None
 
     def energy_j(self) -> float | None:

@@ -46,7 +46,7 @@ class Accelerator(Device):
         return self.module.Event(enable_timing=True)
 
     def missing(self) -> str | None:
-        """Return a message if the device is missing, since there is no driver or too few devices; otherwise None."""
+        """Return a message if there is no driver, or too few devices for the number in the name; otherwise None."""
         import torch
 
         index = torch.device(self.name).index or 0

@@ -31,9 +31,9 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)  # side lengths of the matrices whose products show the ceiling
 SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
 RESERVE_BYTES = 2**27
-"""Bytes of free memory that a worker's limit leaves unused, or a tenth of the free memory if that is more, but at most
-half of it. They are for pages that the worker shares with its template process until it writes to them, and for files
-of tensors, which the limit does not count."""
+"""Least reserve in bytes: a worker's limit leaves this much free memory unused, or a tenth of the free memory if that
+is more, but at most half of it. The reserve is for pages that the worker shares with its template process until it
+writes to them, and for files of tensors, which the limit does not count."""
 SHARE_OF_PROBE = 2**16
 """Numbers that each thread of a parallel interference probe copies; torch gives a thread at least half as many."""
 NUM_GROUPS = 64  # a sample's calls are timed in at most this many groups, so that a short interruption affects only one
@@ -153,9 +153,9 @@ def pages(dtype: str, length: int) -> Tensor:
 
 
 def limit_memory() -> None:
-    """Limit this process's memory, so that an allocation beyond the free memory fails, and the system kills no process.
+    """Limit this process's memory, so that an allocation beyond the free memory fails and the system kills nothing.
 
-    The limit is the memory that this process has mapped plus the free memory without a reserve. Set it again whenever
+    The limit is the memory that this process has mapped, plus the free memory, minus a reserve. Set it again whenever
     other processes may have taken memory.
     """
     held, (free, _) = psutil.Process().memory_info(), containers.memory()

@@ -77,7 +77,7 @@ class Cuda(Accelerator):
         return DRIVER.exists() or AMD_DRIVER.exists()
 
     def missing(self) -> str | None:
-        """Return why the device is missing: no driver, too few devices, or the driver refused this process; or None."""
+        """Return why the device is missing: no driver, too few devices, or the driver's refusal; None if it is here."""
         return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
 
     def select(self) -> None:

@@ -27,7 +27,7 @@ SLOWING = sum(CLOCK_EVENTS)  # all bits of CLOCK_EVENTS
 
 
 def find(uuid: object) -> tuple[Any, Any]:
-    """Return the module pynvml, and the handle of the GPU or MIG instance with this UUID; None for one not found."""
+    """Return the module pynvml, and the handle of the GPU or MIG instance with this UUID; None for each missing one."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
@@ -70,7 +70,7 @@ def energy_j(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401 - nvml and
 
 
 def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - nvml and handle come from `find`
-    """Return the result of nvmlDeviceGet`name`; None if there is no driver, no handle or no such value."""
+    """Call nvmlDeviceGetNAME, where NAME is `name`; return None if there is no driver, no handle or no such value."""
     if operands[0] is None:
         return None
     with suppress(AttributeError, nvml.NVMLError):

@@ -72,7 +72,7 @@ class QueuedClock(Clock):
     """
 
     def __init__(self, runtime: Any, host_s: Callable[[], float] = perf_counter) -> None:  # noqa: ANN401
-        """Read the events of an Accelerator, or of a simulated one; `host_s` is the host's monotonic timer."""
+        """Use the events of `runtime`, an Accelerator or a simulated one; `host_s` is the host's monotonic timer."""
         self.runtime, self.now = runtime, host_s  # type: ignore[method-assign]
         # 0.5 us: documented for CUDA events; 1 us: assumed for other devices
         self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6

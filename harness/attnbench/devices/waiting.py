@@ -1,4 +1,4 @@
-"""The time for which threads wait for a processor, as Linux counts it: the clearest sign of other work."""
+"""The time for which threads wait for a processor, as Linux counts it: the clearest sign of other work on them."""
 
 import os
 import time
@@ -26,9 +26,9 @@ def waits(process: int | str = "self") -> Waits:
 
 
 def longest_wait_s(before: Waits, after: Waits) -> float:
-    """Return the seconds of the longest wait of a thread between two readings.
+    """Return the longest time that any thread waited between two readings, in seconds.
 
-    Waits are not added up, because the threads of a call wait at the same time.
+    The waits of threads are not added up, because the threads of a call wait at the same time.
     """
     return max((waited_s - before.get(thread, 0.0) for thread, waited_s in after.items()), default=0.0)
 
