@@ -39,7 +39,7 @@ def now() -> str:
 
 
 class DamagedError(ValueError):
-    """Error: a journal is incomplete, malformed or newer than this version, or was removed during its run."""
+    """Error: a journal is incomplete, malformed or of another schema, or was removed during its run."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,7 +302,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
 
 
 class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished"):
-    """Last line of the journal of a run that was not killed."""
+    """The run ended without being killed. Journals of continued or merged runs may have several of these events."""
 
     time: str
     elapsed_s: float  # seconds of the run
@@ -311,7 +311,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """`attnbench gate --accept` stored the run as a baseline. Its file also has this event of each earlier baseline."""
+    """`attnbench gate --accept` stored the run as a baseline, whose file also has these events of earlier baselines."""
 
     time: str
     run: str

@@ -165,7 +165,7 @@ def read_lines(path: Path, state: State) -> Iterator[Line]:
 
 
 def schema_of(first_line: bytes) -> int:
-    """Return the schema in the first line of a journal; the present one if the line has none, as a damaged line."""
+    """Return the schema in the first line of a journal; the present schema if the line has none, as if damaged."""
     found = _SCHEMA.match(first_line)
     return int(found[1]) if found else SCHEMA
 
@@ -203,7 +203,7 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
 
 
 def fold(path: Path) -> State:
-    """Return the state of a run after all events of its journal file. Errors are those of `events`."""
+    """Return the state of a run after all events of its journal file; raise the errors of `events`."""
     state = State()
     deque(events(path, state), maxlen=0)
     return state

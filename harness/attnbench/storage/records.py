@@ -92,7 +92,7 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """The larger of `error` and `rms`, each divided by its limit; None if one of the two is not finite."""
+        """The larger of `error` and `rms`, each divided by its limit; None if either is not finite."""
         peak, rms = relative(self.error, self.allowed), relative(self.rms, self.allowed_rms)
         return None if peak is None or rms is None else max(peak, rms)
 
@@ -134,7 +134,7 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def approximation_errors(agreement: "Agreement") -> dict[str, float]:
-    """Return errors of tensors on the probe "normal", divided by the largest right value, by `TensorError.place`.
+    """Return errors on the probe "normal", divided by the largest absolute right value, by `TensorError.place`.
 
     An error that is not finite counts as infinite. Tensors whose right values are all 0 are left out.
     """
@@ -144,7 +144,7 @@ def approximation_errors(agreement: "Agreement") -> dict[str, float]:
 
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
-"""Names of rules. EMPTY_ROWS: a query that sees no key has another output than 0. HIDDEN_NAN: NaN in a hidden key or
+"""Names of rules. EMPTY_ROWS: a query that sees no key has an output other than 0. HIDDEN_NAN: NaN in a hidden key or
 value reaches the output."""
 FLOAT32, RANGE, PRODUCTS = "float32", "range", "products"
 SIGN, BIAS, CAUSAL, ONE_MASK = "sign", "bias", "causal", "heads"
@@ -165,7 +165,7 @@ CONVENTIONS = {
     ONE_MASK: "if the mask differs between heads, some heads use another head's (SDPA uses each head's own)",
 }
 """Legitimate differences from SDPA's behaviour, in words, by their names in `Agreement.conventions`."""
-OF_EMPTY_ROWS = ("nan", "nan_gradient", "mean", "all")  # those that EMPTY_ROWS means
+OF_EMPTY_ROWS = ("nan", "nan_gradient", "mean", "all")  # the conventions for queries that see no key
 REJECTABLE = {"empty_rows": EMPTY_ROWS, "hidden_nan": HIDDEN_NAN} | {
     name: name for name in CONVENTIONS if name not in OF_EMPTY_ROWS
 }
@@ -173,7 +173,7 @@ REJECTABLE = {"empty_rows": EMPTY_ROWS, "hidden_nan": HIDDEN_NAN} | {
 
 
 def rejectable(conventions: Collection[str]) -> list[str]:
-    """Return the names by which a user rejects some conventions, given in the words of CONVENTIONS."""
+    """Return the keys of REJECTABLE with which a user rejects `conventions`, given as values of CONVENTIONS."""
     names = [name for name, words in CONVENTIONS.items() if words in conventions]
     return list(dict.fromkeys("empty_rows" if name in OF_EMPTY_ROWS else name for name in names))
 
@@ -184,7 +184,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[ProbeResult, ...]
     rules: tuple[RuleResult, ...] = ()
     diagnosis: str = ""
-    mistakes: tuple[str, ...] = ()  # names of known mistakes, each of which gives this answer
+    mistakes: tuple[str, ...] = ()  # names of known mistakes that each give this answer
     step: str = ""  # the first step of attention with a different result, if known
     conventions: tuple[str, ...] = ()  # keys of CONVENTIONS
 
@@ -203,7 +203,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     def grade(self) -> CheckVerdict:
         """Wrong if nothing was compared, a rule is broken or a fault was diagnosed; else the worst grade of a tensor.
 
-        With the convention FLOAT32 the grade right replaces this worst grade.
+        With the convention FLOAT32, the grade is right whatever the tensors' grades.
         """
         grades = {tensor.grade for _, tensor in self.tensors()}
         if not grades or self.broken_rules or self.diagnosis:
@@ -235,7 +235,7 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     num_calls: int
-    self_s: float  # seconds of its kernels or, on the host, without nested operators; the profiler slows all of them
+    self_s: float  # seconds of its kernels or, on the host, of itself without nested operators, with the profiler on
     kernels: tuple[str, ...] = ()  # names of its kernels on devices other than the host
 
 
@@ -422,7 +422,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of loads on one device, for one dtype and number of threads; `message` says why there are none.
+    """The samples of loads on one device, for one dtype and number of threads; if there are none, `message` says why.
 
     A ceiling is the best rate in these samples, which the run itself measured. Source of the idea: S. Williams, A.
     Waterman, D. Patterson, Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
@@ -446,10 +446,11 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         return self._best(MATMUL)
 
     def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
-        """Return the bytes/s of the fastest copy of at least `num_bytes`, which smaller caches cannot speed up.
+        """Return the bytes/s of the fastest copy of at least `num_bytes`, which caches below that size cannot speed up.
 
         If `is_cold` is true or no copy is that large, return the rate of the largest copy, which fits in no cache. If
-        `num_bytes` is 0, return the best rate of any copy. None without samples.
+        `num_bytes` is 0, return the best rate of any copy. Without samples,
+        return None.
         """
         largest = max((sample.amount for sample in self.samples if sample.kind == COPY), default=0)
         return self._best(COPY, largest if is_cold else min(largest, num_bytes))
