@@ -282,7 +282,7 @@ def load(spec: ModelSpec) -> Model:
 
 
 def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
-    """Build the model with random weights; if `spec.num_layers` is 0, halve the layers until the model fits in memory.
+    """Build the model with random weights; if `spec.num_layers` is 0, halve their number until the model fits.
 
     Raises:
         ValueError: no model class is known for the configuration, or not even one layer fits.
@@ -465,7 +465,7 @@ def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
 
 
 def register() -> None:
-    """Register both textbook forms with the package, and a mask function for them that returns every mask as a tensor.
+    """Register the two textbook forms with the package, and their mask function, which returns every mask as a tensor.
 
     The package's own mask functions omit masks that a kernel does not need.
     """

@@ -19,7 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
-    """The sizes of a built model, which has fewer layers than its configuration if all would not fit in memory."""
+    """The sizes of a built model. It may have fewer layers than its configuration, so that it fits in memory."""
 
     architecture: str  # name of the model's class
     num_layers: int
