@@ -85,8 +85,8 @@ def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are spli
     """Compute a call on `world_size` ranks: query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V).
 
     `share` is a function at the top level of a module; each rank imports it and calls it with the rank's own tokens.
-    `order` is the way in which the tokens are split (`tokens_of`). `scale` is the factor of the scores. `share` finds
-    `scale` and `is_causal` in its argument `rank`.
+    `order` says how the tokens are split (see `tokens_of`). `scale` is the factor of the scores. `share` finds `scale`
+    and `is_causal` in its argument `rank`.
 
     Raises:
         RankLostError: a rank has died; the message says which.

@@ -97,12 +97,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # "" if there is none
     is_communication: bool = False  # the error is that another rank is late or has died
     call_s: float = 0.0  # seconds from the moment when all ranks are ready until the rank has its own result
-    waited_s: float = 0.0  # part of `call_s` spent on other ranks and their data
+    waited_s: float = 0.0  # part of `call_s` spent on sending, receiving and waiting for other ranks
     bytes_sent: int = 0  # to other ranks
 
 
 class RankGroup:
-    """`world_size` processes that compute together; they start at the first call, and at the next one after a failure.
+    """`world_size` processes that compute together; they start at the first call, and again after a failure.
 
     A failed pass raises an error as `over_ranks` does, and ends all processes. `reports` contains one list for each of
     the latest MOST_REPORTS passes: the reports of all ranks, in order of the ranks. Callers may clear `reports`.

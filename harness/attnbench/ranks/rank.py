@@ -19,8 +19,8 @@ Share = Callable[[Tensor, Tensor, Tensor, "Rank"], Tensor]
 def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range]:
     """Return the tokens of a rank as ranges: one part (`contiguous`), two parts (`zigzag`), or all parts (`whole`).
 
-    With `zigzag`, the tokens are split into 2W parts for W ranks, and each rank has one early and one late part. So
-    under a causal mask, all ranks have about the same number of visible pairs of a query and a key. The lengths of
+    With `zigzag`, the tokens are split into 2W parts for W ranks, and each rank has one early and one late part, so
+    that under a causal mask all ranks have about the same number of visible pairs of a query and a key. The lengths of
     parts differ by at most one token; some parts are empty if there are fewer tokens than parts.
 
     Source: zigzag, https://github.com/zhuzilin/ring-flash-attention.
@@ -63,8 +63,8 @@ class Rank:
     def pass_on(self, tensors: Sequence[Tensor], num_tokens: int) -> Callable[[], list[Tensor]]:
         """Start sending to the next rank and receiving from the previous one.
 
-        Returns a function that waits for both and returns the received tensors. A received tensor has the shape of the
-        sent one, except that its axis 2 has `num_tokens`.
+        Returns a function that waits until all is sent and received, and returns the received tensors. A received
+        tensor has the shape of the sent one, except that its axis 2 has `num_tokens`.
         """
         sent = [tensor.contiguous() for tensor in tensors]
         received = [each.new_empty((*each.shape[:2], num_tokens, *each.shape[3:])) for each in sent]
