@@ -1,6 +1,6 @@
 """Hand out the shares of a plan to the hosts of a Ray cluster; nothing here reads or writes files.
 
-A host is a node with the resource `bench_slot`. Each share is a Ray task that occupies this resource. If the task
+A host is a node with the resource `bench_slot`. Each share is a Ray task that occupies this resource. If a task
 fails, Ray repeats it at most twice.
 
 Source of the idea that a task occupies a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.

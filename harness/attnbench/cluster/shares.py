@@ -23,7 +23,7 @@ from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Sample, Status
 
 Measured = tuple[str, list[Event]]  # a host, and the events of a share that it has finished
-MOST_SHARES = 32  # with fewer shares, fast hosts wait for slow ones; but each share costs seconds before its timing
+MOST_SHARES = 32  # with fewer shares, fast hosts would wait for slow ones; but each share takes seconds to start
 
 
 def part(plan: Plan, place: int, number: int) -> Plan:
@@ -49,7 +49,7 @@ def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
 
 
 def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
-    """Start a run on a cluster in `folder`, or continue the run there; `note` is called with messages about shares.
+    """Start a run on a cluster, or continue the run in `folder`; `note` is called with messages about shares.
 
     Raises:
         ValueError: ray is not installed, no cluster answers, or it has no host; the message says what to do.
@@ -94,7 +94,7 @@ def kind_of(history: Iterable[Event]) -> str:
 
 
 def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
-    """Store a share's journal; return "", or why it is not stored, such as that it comes from another kind of host."""
+    """Store a share's journal and return ""; or return why it is refused, such as that its host is of another kind."""
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
