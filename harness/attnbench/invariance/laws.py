@@ -38,7 +38,7 @@ LARGE_PAGES = {"page_size": 256}  # for functions that do not support small page
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation at a shape. Only H, G, K, V, S, dtype, device, scale and sinks of `shape` are used."""
+    """An implementation at a shape; each law sets its own batch size, T and mask, and some vary S or the heads."""
 
     implementation: Implementation
     shape: Workload
@@ -86,7 +86,7 @@ class Subject:
 
     @cached_property
     def alone(self) -> list[Tensor]:
-        """The N expected outputs, each (H, S, V), of a causal call on one sequence alone with all queries."""
+        """The expected outputs (H, S, V) of the N sequences, each from a causal call on it alone, with all queries."""
         return [self.whole(slice(row, row + 1))[0] for row in range(max(BATCHES))]
 
 
@@ -95,7 +95,7 @@ class UntriedError(Exception):
 
 
 Comparison = tuple[str, Tensor, Tensor]
-"""The variation in words, the output under it, and the expected output, both (B, H, T, V)."""
+"""A variation of a call in words, its output, and the expected output, each (B, H, T, V)."""
 
 
 def repeated(subject: Subject) -> Iterator[Comparison]:
@@ -328,9 +328,9 @@ def tried(
 
 
 def difference(made: Tensor, right: Tensor) -> str:
-    """Describe how two outputs (B, H, T, V) differ: share of numbers, largest difference, and index of the first.
+    """Describe how two outputs (B, H, T, V) differ: share of numbers, largest difference, index of the first one.
 
-    If shapes or dtypes differ, these are described instead. Returns "" if both outputs are equal; NaN equals NaN.
+    If shapes or dtypes differ, these are described instead. Returns "" if the outputs are equal; NaN equals NaN.
     """
     if made.shape != right.shape or made.dtype != right.dtype:
         return f"shape {tuple(made.shape)} of {made.dtype}, not {tuple(right.shape)} of {right.dtype}"
