@@ -25,7 +25,7 @@ from attnbench.workloads.workload import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
 """Dropout outside this range cannot be checked: too few of the sampled weights are dropped, or too few are kept."""
-PART = 2**22  # size of the parts of a large tensor, each of which one thread draws
+PART = 2**22  # numbers in each part of a large tensor; one thread draws a part
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
 """Inputs that are arguments of a call. The mask carries all other inputs, such as sinks."""
@@ -255,7 +255,7 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 
 
 def reason_against(implementation: Implementation, workload: Workload) -> str | None:
-    """Return the reason why this workload cannot be tried with this implementation on this machine, or None.
+    """Return why this workload cannot be tried with this implementation on this machine; None if it can.
 
     A workload that attnbench cannot check is not tried either, because every timed call is checked first.
     """
@@ -285,7 +285,7 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A module, its inputs on the device in the workload's dtype, and its mask."""
+    """A module, its inputs (on the device, in the workload's dtype), and its mask."""
 
     workload: Workload
     module: nn.Module
@@ -300,7 +300,7 @@ class Case:
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """The tensors, by name, that get gradients in a backward call: inputs and, in scope `module`, parameters."""
+        """The tensors that get gradients in a backward call, by name: inputs and, in scope `module`, parameters."""
         if self.workload.scope == "attention":
             return self.tensors
         return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
@@ -456,7 +456,7 @@ def bind(workload: Workload) -> BoundMask:
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:
-    """Build a case on `inputs` as `place` returns them, with `mask` or a new mask of the workload.
+    """Build a case on `inputs`, which are as `place` returns them, with `mask` or else a new mask of the workload.
 
     Raises:
         ValueError: in scope `attention`, the module has no `attend`.

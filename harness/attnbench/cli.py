@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _code() -> int:
-    """Run the command; return its exit code, also after an internal error, or if the reader of a pipe closed it."""
+    """Run the command; return its exit code, also after an internal error, or if the reader of its output has gone."""
     try:
         code = _ended()
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: lines without control characters, and progress."""
+"""Output while a command runs: lines of text without control characters, and progress."""
 
 import textwrap
 import time

@@ -1,9 +1,9 @@
 """Explanations of the names on screens and in JSON, read from the files explained.toml.
 
 Each of these files lies next to the code that uses its names. Its tables are grouped by kind. In a table, `means` has
-the meaning of each name; the reason (`why`), the example and the advice (`do`) apply to all of its names. `also` has
-other spellings of a name. `declare` has the argument of `adapt` that declares a behaviour as intended. A `*` in a name
-stands for any text, such as the name of an operand.
+the meaning of each name; the reason (`why`), the example and the advice (`do`) apply to all names in the table. `also`
+has other spellings of a name. `declare` has the argument of `adapt` that declares a behaviour as intended. A `*` in a
+name stands for any text, such as the name of an operand.
 """
 
 import functools

@@ -48,7 +48,7 @@ ALIASES = {
     "enable_gqa": "num_kv_heads",
     "dropout_p": "dropout",
 }
-"""Names that other packages use for arguments in KEYWORDS, each with its name there."""
+"""Names that other packages use for arguments in KEYWORDS, each mapped to the name in KEYWORDS."""
 PAGED = {
     "query": ("query", "q"),
     "key_cache": ("key_cache", "k_cache", "key_pages", "k_pages", "key", "k"),
@@ -131,7 +131,7 @@ def implementation_names() -> list[str]:
 
 
 def name_of(spec: str) -> str:
-    """Return the name of a spec in a run: its label, its NAME, or for FILE.py:IMPLEMENTATION the file's stem.
+    """Return the name of a spec in a run: its label; else the file's stem for FILE.py:IMPLEMENTATION; else its NAME.
 
     Without a label, an option is part of the name, as in `fused+compile`.
     """
@@ -222,8 +222,8 @@ def discover_implementations(path: Path) -> list[str]:
     - a variable that holds an instance of such a class, a result of `adapt` or `Implementation`, or a
       `functools.partial` of such a function or of SDPA.
 
-    Imported names are ignored. So are functions that the file passes to `adapt`, and functions that the file calls if
-    they need arguments other than those that attnbench can pass.
+    These are ignored: imported names, functions that the file passes to `adapt`, and functions that the file calls and
+    that need arguments other than those that attnbench can pass.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
@@ -430,7 +430,7 @@ def digest(spec: str) -> str:
 
 
 def _import_namesake(path: Path) -> None:
-    """Import the installed package that has the same name as a file, because the file would import itself instead.
+    """Import the installed package that has the same name as a file; otherwise the file would import itself.
 
     Raises:
         ValueError: no such package is installed.

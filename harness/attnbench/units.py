@@ -1,4 +1,4 @@
-"""Format quantities with units, text and tables; parse quantities; group items."""
+"""Format quantities, text and tables; parse quantities; group items."""
 
 import html
 import itertools
@@ -25,8 +25,7 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 MISSING = "-"
 FORMULA_STARTS = ("=", "+", "-", "@")  # characters with which a spreadsheet begins a formula
 NARROWEST, UNBROKEN = 12, 40
-"""NARROWEST: smallest width in characters to which `text_lines` narrows a column. UNBROKEN: the same for the first
-column."""
+"""Smallest widths, in characters, to which `text_lines` narrows columns: UNBROKEN for the first, NARROWEST for others."""
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
@@ -108,7 +107,7 @@ def duration(seconds: float) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """Format `value` to `digits` significant digits without an exponent: 0.012345 to 3 digits becomes "0.0123"."""
+    """Format `value` to `digits` significant digits, or to a whole number, without an exponent: "0.0123", "12345"."""
     if value == 0.0:
         return "0"
     rounded = abs(float(f"{value:.{digits - 1}e}"))
