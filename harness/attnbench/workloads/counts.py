@@ -39,7 +39,7 @@ def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, re
 
 
 def useful_flops(workload: Workload) -> int:
-    """Return the FLOPs of visible pairs only; a backward pass recomputes the scores, as is usual.
+    """Return the FLOPs of a call without hidden pairs; a backward pass recomputes the scores, as is usual.
 
     Scope `attention`: forward 2 * H * n * (K + V), backward 2 * H * n * (3K + 2V), with n = `visible_pairs`.
     """

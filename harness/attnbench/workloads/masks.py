@@ -34,8 +34,8 @@ Numbers = npt.NDArray[np.int64]
 class Mask:
     """The mask `none`: every key is visible and keeps its score. Base class of all other masks.
 
-    A mask that hides keys overrides `span`. If a query's visible keys are not contiguous, `span` returns None and
-    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias` or `transform`. A
+    A mask that hides keys overrides `span`. If a query's visible keys are not contiguous, `span` returns None, and the
+    mask overrides `sees`, too. A mask that changes scores sets `changes_scores` and overrides `bias` or `transform`. A
     mask with a learned bias also sets `is_learned` and overrides `parameters`, `index` and `looked_up`. In all methods,
     `batch_size` is B, `query_len` is T and `key_len` is S.
     """
@@ -204,9 +204,9 @@ AT_END = "_bottom_right"
 
 
 def at_end(kind: type[Mask]) -> type[Mask]:
-    """Create the mask NAME_bottom_right from a mask: its last query has the position of the last key.
+    """Create the mask NAME_bottom_right from the mask NAME: the last query has the position of the last key.
 
-    If T > S, the first T - S queries may then see no key.
+    If T > S, the first T - S queries may see no key.
     """
     name = f"{kind.name}{AT_END}"
     changed = {
@@ -452,7 +452,7 @@ STEEPEST = 8.0
 class Alibi(Mask):
     """Subtracts slope * |i-j| from the score of query i and key j, slopes 2^(-8h/H) (ALiBi), aligned at the start.
 
-    The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
+    The paper uses ALiBi with the causal mask, `causal+alibi`; `alibi` alone is the symmetric form.
     Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
     https://github.com/ofirpress/attention_with_linear_biases
     """

@@ -1,4 +1,4 @@
-"""A sweep: a TOML file of axes and values, which expands to workloads; `--set axis=value,value` narrows it."""
+"""A sweep: a TOML file of axes and values, which expands to workloads; `--set axis=value,value` adapts it."""
 
 import itertools
 import math
@@ -91,7 +91,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
 
 
 def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """Return the workloads of `--set` without `--sweep`, in order; unset axes have the value in `alone` or the default.
+    """Return the workloads that `--set` alone defines, in order; other axes are as in `sweep.alone`, or have defaults.
 
     `devices` are those of the machine. The last one is used if neither the settings nor `sweep.alone` name a device.
 

@@ -249,7 +249,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def id(self) -> str:
-        """A stable name, usable as a path: the axes in HEAD_AXES, and other axes if they differ from their default.
+        """A stable name, usable in a path: the axes in HEAD_AXES, and other axes if they differ from their default.
 
         `padding(3,4)` becomes padding.3.4; a value that is too long is truncated and ends in a digest.
         """
@@ -334,7 +334,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def longest(self) -> int:
-        """The longer of the query and key lengths; in a batch of requests, the number of keys of the longest one."""
+        """The longer of the query and key lengths; in a batch of requests, the largest number of keys of a request."""
         return max(each.total for each in self.requests) if self.requests else max(self.seq_len, self.kv_len)
 
     @property
@@ -357,7 +357,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
 
     def with_axes(self, axes: Mapping[str, int | float | str]) -> "Workload":
-        """Return the workload with other values of these axes; axes that followed from others (FOLLOWS) do so again.
+        """Return the workload with other values of these axes; values that followed from others (FOLLOWS) follow again.
 
         Raises:
             ValueError: a value or a combination is not allowed.
