@@ -81,7 +81,7 @@ class Weights:
 
 
 def linear(name: str, weight: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
-    """Return the state dict of a linear layer from its weight (rows, columns) and bias (rows,); None is left out.
+    """Return the state dict of a linear layer from its weight (rows, columns) and bias (rows,), each if it is not None.
 
     The words weight and bias replace {} in `name`, as in "attn.in_{}"; a name without {} stands for "NAME.{}".
     """
