@@ -56,7 +56,7 @@ class Clock(Protocol):
         return perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Return the seconds of `num_calls` calls, back to back. A clock must define this or `read`."""
+        """Return the seconds of `num_calls` calls, back to back. Each clock defines this method or `read`."""
         return self.read(call, num_calls).elapsed_s
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
@@ -70,7 +70,7 @@ class Clock(Protocol):
         return Reading(elapsed_s=elapsed_s)
 
     def inspect(self, call: Callable[[], object]) -> int:  # noqa: ARG002 - for devices that can inspect calls
-        """Return the problems of timing this call as bits of `Flag`, 0 if there are none; this may make a few calls."""
+        """Look for problems in timing this call, perhaps by a few calls; return them as bits of `Flag`, 0 for none."""
         return 0
 
 

@@ -55,7 +55,7 @@ class CpuClock(Clock):
         return (perf_counter_ns() - start) * 1e-9
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time the calls in up to NUM_GROUPS groups or, with `flush`, one by one; `call_s` is the median of groups."""
+        """Time the calls in up to NUM_GROUPS groups or, with `flush`, one by one; `call_s` is the groups' median."""
         size = 1 if flush else -(-num_calls // NUM_GROUPS)
         sizes = [min(size, num_calls - first) for first in range(0, num_calls, size)]
         groups_s = list[float]()
@@ -79,7 +79,7 @@ class Cpu(Device):
         self.clock = CpuClock()
 
     def missing_compiler(self) -> str | None:
-        """Return that a C++ compiler is missing, or None if there is one."""
+        """Return a message if there is no C++ compiler; otherwise None."""
         compiler = os.environ.get("CXX", "g++")  # as in torch/_inductor/config.py
         return None if shutil.which(compiler) else f"torch.compile needs a C++ compiler, and {compiler} is not found"
 
@@ -97,7 +97,7 @@ class Cpu(Device):
         return torch.empty(2 * self.cache_bytes(), dtype=torch.uint8)
 
     def cache_bytes(self) -> int:
-        """Return the bytes of the largest cache, as the system reports it, or ASSUMED_CACHE_BYTES."""
+        """Return the bytes of the largest cache that the system reports; ASSUMED_CACHE_BYTES if it reports none."""
         sizes = [re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()) for path in CACHES.glob("index*/size")]
         return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
 
@@ -153,7 +153,7 @@ def pages(dtype: str, length: int) -> Tensor:
 
 
 def limit_memory() -> None:
-    """Limit this process's memory, so that an allocation beyond the free memory fails and the system kills nothing.
+    """Limit this process's memory: an allocation beyond the free memory then fails, and the system kills no process.
 
     The limit is the memory that this process has mapped, plus the free memory, minus a reserve. Set it again whenever
     other processes may have taken memory.

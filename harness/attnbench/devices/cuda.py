@@ -90,7 +90,7 @@ class Cuda(Accelerator):
             self._is_refused = True
 
     def missing_compiler(self) -> str | None:
-        """Return that triton is missing, or None if it is installed."""
+        """Return a message if triton is missing; otherwise None."""
         return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
 
     def facts(self) -> Facts:
@@ -207,7 +207,7 @@ class Cuda(Accelerator):
         return None if found == DeviceState() else found
 
     def energy_j(self) -> float | None:
-        """Return the joules on NVML's counter, which GPUs have since Volta; None without a counter."""
+        """Return the joules that NVML counts on GPUs from Volta on; None without a counter."""
         return nvml.energy_j(*self._driver)
 
     def cache_bytes(self) -> int:

@@ -53,8 +53,8 @@ def compiled(calls: Iterable[Operator]) -> bool:
 def observed(calls: Iterable[Operator]) -> str:
     """Return the backend of `scaled_dot_product_attention` that ran; several are joined by "+", and "" means none.
 
-    If an operator launched kernels that KERNELS assigns to a backend, that backend counts. Otherwise it is the backend
-    in the operator's name.
+    If an operator launched kernels that KERNELS assigns to a backend, that backend counts; otherwise, the backend in
+    the operator's name.
     """
     backends: set[str] = set()
     for one in calls:

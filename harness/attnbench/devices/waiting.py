@@ -1,4 +1,4 @@
-"""The time for which threads wait for a processor, as Linux counts it: the clearest sign of other work on them."""
+"""The time for which threads wait for a processor, as Linux counts it: the clearest sign of other processes' work."""
 
 import os
 import time
