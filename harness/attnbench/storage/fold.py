@@ -1,4 +1,4 @@
-"""The state of a run after its events were applied in order, while the run is active and whenever it is read later.
+"""The state of a run after its events so far, in order; used while the run is active, and whenever it is read later.
 
 `State.problem` returns the reason why an event cannot come next, for example that its cell is not in the plan, that its
 work is already done, or that a time is not above 0.

@@ -165,7 +165,7 @@ def read_lines(path: Path, state: State) -> Iterator[Line]:
 
 
 def schema_of(first_line: bytes) -> int:
-    """Return the schema in the first line of a journal; the present schema if the line has none, as if damaged."""
+    """Return the schema in the first line of a journal; the present one if damage hides it."""
     found = _SCHEMA.match(first_line)
     return int(found[1]) if found else SCHEMA
 

@@ -28,7 +28,7 @@ SIGNATURE = re.compile(rb'(?:,"seq":\d+)?,"digest":"\w+"\}$')
 def convert(journal: Path) -> bool:
     """Rewrite a journal of an older schema in the present one; return whether it was older.
 
-    The old file is kept next to it, with `.old` at the end of its name.
+    The old file is kept next to the new one, with `.old` at the end of its name.
 
     Raises:
         ValueError: the file cannot be read.
