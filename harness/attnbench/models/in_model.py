@@ -282,7 +282,7 @@ def load(spec: ModelSpec) -> Model:
 
 
 def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
-    """Build the model with random weights; if `spec.num_layers` is 0, halve their number until the model fits.
+    """Build the model with random weights; if `spec.num_layers` is 0, halve its layers until it fits in memory.
 
     Raises:
         ValueError: no model class is known for the configuration, or not even one layer fits.
