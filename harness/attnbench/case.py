@@ -54,7 +54,7 @@ class Inputs:
 
 
 class NoBackwardError(RuntimeError):
-    """Raised if an output has no autograd graph, so that it has no gradients."""
+    """An output has no autograd graph, and therefore no gradients."""
 
     def __init__(self) -> None:
         super().__init__("it has no backward pass: add --set direction=inference")
@@ -192,12 +192,12 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     """Return the inputs in the workload's layout, without copying tensors that already have it.
 
     `transposed`: query, key and value are views of (B, T, H, K) tensors, as a projection yields them.
-    `mixed`: the query is such a view, the key is contiguous, and the value is a view of a (S, B, G, V) tensor.
+    `mixed`: the query is a view as above, the key is contiguous, and the value is a view of a (S, B, G, V) tensor.
     `expanded`: all heads share the key and value of head 0, with stride 0.
     `broadcast`: all batch rows share the key and value of batch row 0, with stride 0.
     `value_in_key`: a value is the first V numbers of its key, in the same memory.
 
-    In a batch of requests, keys and values are first replaced by what its cache would return: they are equal in a
+    In a batch of requests, keys and values are first replaced by what the cache would return: they are equal in a
     prefix that the requests share, and rounded to the cache's dtype.
     """
     tensors = dict(inputs.tensors)

@@ -219,8 +219,8 @@ def discover_implementations(path: Path) -> list[str]:
     An implementation has a public name and is one of these:
     - a function whose first three parameters are named as in HEADS, or whose parameters are those of a paged cache;
     - a class with a method `attend`, or with a method `forward` with parameters as in HEADS;
-    - a variable that holds an instance of such a class, a result of `adapt` or `Implementation`, or a
-      `functools.partial` of such a function or of SDPA.
+    - a variable that holds an instance of one of these classes, a result of `adapt` or `Implementation`, or a
+      `functools.partial` of one of these functions or of SDPA.
 
     These are ignored: imported names, functions that the file passes to `adapt`, and functions that the file calls and
     that need arguments other than those that attnbench can pass.
@@ -300,7 +300,7 @@ def expand_spec(name: str) -> list[str]:
 
 
 def sources(specs: Iterable[str]) -> list[Path]:
-    """Return the files of specs, and all modules in the same folders that they import, directly or not."""
+    """Return the files of specs, and all modules in the files' folders that they import, directly or indirectly."""
     found: dict[Path, None] = {}
     due = [path for path in map(file_of, specs) if path is not None]
     while due:

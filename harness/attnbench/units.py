@@ -25,7 +25,8 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 MISSING = "-"
 FORMULA_STARTS = ("=", "+", "-", "@")  # characters with which a spreadsheet begins a formula
 NARROWEST, UNBROKEN = 12, 40
-"""Smallest widths, in characters, to which `text_lines` narrows columns: UNBROKEN for the first, NARROWEST for others."""
+"""Smallest widths, in characters, to which `text_lines` narrows columns: UNBROKEN for the first, NARROWEST for all
+others."""
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
