@@ -23,10 +23,7 @@ def attention(
     dropout: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
-
-    `mask` (1 or B, 1 or H, 1 or T, S) is boolean, True where visible, or additive. `scale` is K**-0.5 by default.
-    """
+    """Attend: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask (B or 1, H or 1, T, S) -> (B, H, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     attended, num_keys = [], key.shape[2]
     for first in range(0, query.shape[2], TILE):

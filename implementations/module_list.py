@@ -19,11 +19,7 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V).
-
-    `mask` has four axes, broadcastable to (B, H, T, S): boolean, True where visible, or additive. `scale` is K**-0.5 by
-    default.
-    """
+    """Attend: query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask (B or 1, H or 1, T, S) -> (B, H, T, V)."""
     masks = [None if mask is None else mask[:, h % mask.shape[1]] for h in range(query.shape[1])]  # H times (B,T,S)
     heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), masks, strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
     return torch.stack([attend_head(*head, scale, dropout) for head in heads], dim=1)  # H times (B,T,V) -> (B,H,T,V)

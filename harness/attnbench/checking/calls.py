@@ -317,10 +317,8 @@ def require_gradients(call: Call, gradients: Mapping[str, Tensor], *, has_pack: 
             raise FormError(f"the gradient of {name} is missing, or has another shape or dtype")
 
 
-def require_form(workload: Workload, output: Tensor | None) -> None:
-    """Raise FormError if the output is missing, or has the wrong type, shape or dtype."""
-    if output is None:
-        raise FormError("there is no output")
+def require_form(workload: Workload, output: Tensor) -> None:
+    """Raise FormError if the output has the wrong type, shape or dtype."""
     require_plain("output", output)
     expected = output_shape(workload)
     if tuple(output.shape) != expected:

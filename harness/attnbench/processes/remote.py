@@ -200,9 +200,9 @@ class Remote:
         self._numbers[instance] = number, instance.weights
         self.has_pack = reply.has_pack
         made = self._received(reply, call)
-        output = made.pop("output", None)
+        if (output := made.pop("output", None)) is None:
+            raise calls.FormError("there is no output")
         calls.require_form(call.workload, output)
-        assert output is not None
         if made:
             calls.require_gradients(call, made, has_pack=self.has_pack)
         return Answer(call=call, output=output, gradients=made, number=reply.number, overwritten=reply.overwritten)
