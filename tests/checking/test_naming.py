@@ -11,7 +11,8 @@ from attnbench.checking.agreement import check, compare
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.contract.adapters import adapt, packed, split
 from attnbench.contract.functions import from_function
-from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, CheckVerdict, Status
+from attnbench.processes.planning import rejected
+from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, REJECTABLE, CheckVerdict, Status
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
 from tests.checks import cell_of, checked, references
@@ -685,6 +686,29 @@ def test_a_convention_is_a_finding_where_zeros_are_asked_for(function):
     assert strict.conventions == ()
     found = explain(references(workload(**EMPTY[0])), implementation, strict)
     assert "sees no key" in found.diagnosis or "layouts" in found.diagnosis
+
+
+def overflowing(query, key, value, *, mask=None):
+    """Multiplies in half precision, and scales afterwards."""
+    scores = (query @ key.mT).float() / math.sqrt(query.shape[-1])
+    return (softmax(scores, mask) @ value.float()).to(query.dtype)
+
+
+def test_any_convention_may_be_rejected() -> None:
+    judge, implementation = references(workload(dtype="float16")), from_function(overflowing, "mine.py:mine")
+    lenient = compare(judge, implementation)
+    assert lenient.agrees
+    assert lenient.conventions == ("products",)
+    strict = compare(judge, implementation, rejects=rejected("products"))
+    assert [rule.rule for rule in strict.broken_rules] == ["large products"]
+    assert strict.conventions == ()
+
+
+def test_rejected_behaviours_are_named_by_the_user() -> None:
+    assert rejected(["bias,sign", "empty_rows"]) == ("bias", "sign", EMPTY_ROWS)
+    assert set(rejected("all")) == {*REJECTABLE.values()}
+    with pytest.raises(ValueError, match=r"no behaviour prodcts \(did you mean products\?\)"):
+        rejected(["prodcts"])
 
 
 def test_a_hidden_nan_is_a_note_or_a_finding() -> None:

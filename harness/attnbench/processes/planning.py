@@ -69,10 +69,12 @@ def condition_fields(text: str) -> dict[str, str]:
 def rejected(names: Sequence[str]) -> tuple[str, ...]:
     """Return the behaviours that a check rejects, as a value of `Plan.rejects`; "all" stands for all of REJECTABLE.
 
+    A text may list several names, separated by commas.
+
     Raises:
         ValueError: there is no such behaviour.
     """
-    given = [each.strip() for name in names for each in name.split(",")]
+    given = [each.strip() for name in ([names] if isinstance(names, str) else names) for each in name.split(",")]
     plugins.require_known("behaviour", given, [*REJECTABLE, "all"])
     return tuple(dict.fromkeys(REJECTABLE.values() if "all" in given else map(REJECTABLE.__getitem__, given)))
 
