@@ -20,7 +20,7 @@ from attnbench.contract import Attention, Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
-from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Remote, TensorFile
+from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Remote, TensorFile, compact
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from tests.checking.test_dropout import OtherGradient
@@ -428,3 +428,18 @@ def test_code_that_writes_into_its_input_without_gradients_alone_is_wrong():
 
     found = check(References(msgspec.structs.replace(POINT, direction="forward"), 0), doing(scales))
     assert "changed its input query" in found.broken_rules[0].found
+
+
+def test_a_view_of_a_large_buffer_is_sent_without_the_rest():
+    buffer = torch.arange(60.0).view(3, 4, 5)
+    assert compact(buffer[1]).untyped_storage().nbytes() == 80
+    assert torch.equal(compact(buffer[1]), buffer[1])
+    assert compact(buffer) is buffer
+
+
+@pytest.mark.parametrize("name", ["fused", "torch_mha"])
+def test_gradients_of_weights_that_are_views_arrive(name):
+    point = Workload(seq_len=3, num_heads=2, head_dim=64, direction="forward_backward", scope="module")
+    found = check(References(point, 0, is_brief=True), apart(implementation(name), point))
+    assert found.agrees, found.diagnosis
+    assert {each.tensor for _, each in found.tensors()} > {"gradient of query weights", "gradient of value weights"}

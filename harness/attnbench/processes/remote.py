@@ -142,6 +142,13 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
+def compact(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor whose storage holds nothing else; views, as of a packed weight, are copied."""
+    dense = tensor.contiguous()
+    is_alone = dense.untyped_storage().nbytes() == dense.numel() * dense.itemsize
+    return dense if is_alone else dense.clone()
+
+
 @lru_cache(maxsize=8)
 def _encoded(workload: Workload) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(workload))
@@ -291,7 +298,7 @@ class Candidates:
             return Tensors(faults={error.rule: str(error)})
 
     def _sent(self, tensors: Mapping[str, Tensor]) -> dict[str, TensorHeader]:
-        return self._exchange.send({name: tensor.contiguous() for name, tensor in tensors.items()})[0]
+        return self._exchange.send({name: compact(tensor) for name, tensor in tensors.items()})[0]
 
     def _pulled_back(self, request: Backward, here: Here, workload: Workload) -> dict[str, Tensor]:
         where = device(workload.device).torch_device
