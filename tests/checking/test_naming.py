@@ -707,8 +707,8 @@ def test_any_convention_may_be_rejected() -> None:
 def test_rejected_behaviours_are_named_by_the_user() -> None:
     assert rejected(["bias,sign", "empty_rows"]) == ("bias", "sign", EMPTY_ROWS)
     assert set(rejected("all")) == {*REJECTABLE.values()}
-    with pytest.raises(ValueError, match=r"no behaviour prodcts \(did you mean products\?\)"):
-        rejected(["prodcts"])
+    with pytest.raises(ValueError, match=r"no behaviour lost_nans \(did you mean lost_nan\?\)"):
+        rejected(["lost_nans"])
 
 
 def test_a_hidden_nan_is_a_note_or_a_finding() -> None:
