@@ -1,6 +1,6 @@
 """Measure the findings of docs/findings.md again, and write the page and its pictures.
 
-Command: `python docs/findings.py [NAME ...]`; all findings take about ten minutes on two cores. With `page` as
+Command: `python docs/findings.py [NAME ...]`; all findings take about a quarter of an hour on two cores. With `page` as
 argument, the page and its pictures are written from the numbers stored in results/gallery/findings. Two findings need
 packages: `pip install monai==1.6.1 transformers==5.23.0`.
 
