@@ -38,7 +38,7 @@ from attnbench.processes.planning import build_plan, condition_fields, draw_seed
 from attnbench.reports import Picture, answers, recommended, screen, summary, titles, write_usual
 from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
-from attnbench.storage.journal import find_run
+from attnbench.storage.journal import Unstored, find_run
 from attnbench.storage.records import FALSE_SHARE, Arm, CheckVerdict, Verdict
 from attnbench.units import quantity
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -335,7 +335,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
 
 def read_first_calls(session: execution.Session, *, memory_bytes: int, is_deterministic: bool) -> None:
     """At each shape where the choice is not the baseline, measure the first calls of the baseline and of the choice."""
-    results = judge(session.journal.path.parent, session.state)
+    results = judge(session.folder, session.state)
     cells = []
     for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):
         if each.choice != each.reference and {each.choice, each.reference} <= each.seconds.keys():
@@ -385,17 +385,17 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     planned = adjust(build_plan(sweep=sweep, settings=settings, **(usual | more)))
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
-    has_lanes = tuple(stages) == ("check",) and execution.has_lanes(planned)
+    unstored = Unstored() if tuple(stages) == ("check",) else None
     lanes: AbstractContextManager[list[Any]] = nullcontext([])
-    if has_lanes:
+    if unstored and execution.has_lanes(planned):
         lanes = execution.checking_templates(folder, planned.timeout_s)
     try:
         with watching() as watch, lanes as templates:
-            execution.execute(planned, folder, watch, stages, then=then, templates=templates)
+            execution.execute(planned, folder, watch, stages, then=then, templates=templates, unstored=unstored)
     finally:
         del os.environ["PYTHONPATH"]
         os.environ |= before
-    return read(folder)
+    return judge(folder, unstored.state) if unstored else read(folder)
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:

@@ -48,7 +48,7 @@ def checked(folder, names, lanes, *, stops=True, watch=lambda _: None):
     plan = planned(names)
     with Journal(folder) as journal:
         journal.append(RunStarted(schema=execution.SCHEMA, run=folder.name, time=now(), commit="", plan=plan))
-        session = execution.Session(plan, journal, lanes[0], watch, second=lanes[1] if lanes[1:] else None)
+        session = execution.Session(plan, folder, journal, lanes[0], watch, second=lanes[1] if lanes[1:] else None)
         execution.check(session, stops_when_wrong=stops)
     return recorded(folder)
 

@@ -13,7 +13,7 @@ import typer
 from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion
 from attnbench.analysis.judgements import judgements
-from attnbench.analysis.results import Results, read
+from attnbench.analysis.results import Results, judge
 from attnbench.commands import OUTPUT, Command, ExitCode, running, terminal
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
@@ -27,6 +27,7 @@ from attnbench.processes.planning import draw_seed, rejected
 from attnbench.processes.worker_client import Template
 from attnbench.reports import exit_status, stock
 from attnbench.storage.events import Plan
+from attnbench.storage.journal import Unstored
 from attnbench.units import grouped
 from attnbench.workloads.workload import Workload
 
@@ -138,25 +139,24 @@ class _Asked:
         )
         if self.is_invariance:
             return _certify(planned, not_judged)
-        with TemporaryDirectory(prefix="attnbench-check-") as folder:
-            checked = _execute(planned, Path(folder), templates, self.replay, goes_on=self.goes_on)
+        checked = _execute(planned, templates, self.replay, goes_on=self.goes_on)
         return _conclude(checked, not_judged, self.report, self.repro)
 
 
-def _execute(
-    planned: Plan, folder: Path, templates: Sequence[Template], replay: Path | None, *, goes_on: bool
-) -> Results:
+def _execute(planned: Plan, templates: Sequence[Template], replay: Path | None, *, goes_on: bool) -> Results:
     """Check every cell of a plan, on captured inputs if `replay` is given."""
     devices = dict.fromkeys(workload.device for workload in planned.workloads)
     running.print_note(f"{planned.num_cells} cells on {', '.join(devices)}")
     if replay is not None:
         from attnbench.commands.repro import checked_captured  # needs torch
 
-        return checked_captured(planned, replay, folder)
+        return checked_captured(planned, replay)
+    unstored, name = Unstored(), Path(planned.sweep)
+    stages, stops = ["check"], not goes_on
     try:
-        return running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
+        return running.execute(planned, name, stages, stops_when_wrong=stops, templates=templates, unstored=unstored)
     except typer.Exit:  # an interruption, perhaps after the last cell: the verdicts so far are printed
-        return replace(read(folder), elapsed_s=None)
+        return replace(judge(name, unstored.state), elapsed_s=None)
 
 
 def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -74,7 +75,7 @@ def run_module(module: str, arguments: Sequence[str], timeout_s: float, request:
     return Status.ok if not ended.returncode else Status.crashed if ended.returncode < 0 else Status.error, line
 
 
-def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
+def checked_captured(plan: Plan, file: Path) -> Results:
     """Call each function once on the inputs in `file`, in a process of its own; judge its answers in this process.
 
     Raises:
@@ -82,19 +83,20 @@ def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
     """
     saved = replay.load(file)
     right = replay.reference(saved)
-    started = RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit="", plan=plan)
+    started = RunStarted(schema=SCHEMA, run=plan.sweep, time=now(), commit="", plan=plan)
     records = []
     for spec in plan.implementations:
-        answers = folder / f"{name_of(spec)}.pt"
-        arguments = (spec, str(file), str(answers))
-        status, message = run_module("attnbench.captured.replay", arguments, plan.timeout_s)
-        agreement = None
-        if status is Status.ok:
-            agreement, status, message = _judged(saved, right, answers)
+        with TemporaryDirectory(prefix="attnbench-replay-") as folder:
+            answers = Path(folder) / "answers.pt"
+            arguments = (spec, str(file), str(answers))
+            status, message = run_module("attnbench.captured.replay", arguments, plan.timeout_s)
+            agreement = None
+            if status is Status.ok:
+                agreement, status, message = _judged(saved, right, answers)
         fields: dict[str, Any] = {"run": started.run, "time": started.time, "commit": "", "environment": None}
         fields |= {"workload": plan.workloads[0], "implementation": name_of(spec)}
         records.append(Record(**fields, status=status, message=message, agreement=agreement))
-    return Results(folder=folder, started=started, records=tuple(records), elapsed_s=0.0, num_visits={})
+    return Results(folder=Path(plan.sweep), started=started, records=tuple(records), elapsed_s=0.0, num_visits={})
 
 
 def _judged(saved: dict[str, Any], right: Reference, answers: Path) -> tuple[Agreement | None, Status, str]:

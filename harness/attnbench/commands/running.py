@@ -10,7 +10,7 @@ import typer
 
 from attnbench import plugins, reports
 from attnbench.analysis.conclusion import Conclusion
-from attnbench.analysis.results import Results, read
+from attnbench.analysis.results import Results, judge, read
 from attnbench.cluster import shares
 from attnbench.commands import OUTPUT, ExitCode
 from attnbench.commands.frame import exit_code, present
@@ -23,7 +23,7 @@ from attnbench.processes.execution import Session
 from attnbench.processes.worker_client import Template
 from attnbench.reports import verdict
 from attnbench.storage.events import Plan
-from attnbench.storage.journal import find_run
+from attnbench.storage.journal import Unstored, find_run
 from attnbench.units import sanitize_line
 
 
@@ -37,6 +37,7 @@ def execute(
     stops_when_wrong: bool = False,
     then: Callable[[Session], object] | None = None,
     templates: Sequence[Template] = (),
+    unstored: Unstored | None = None,
     show_partial: Callable[[Results], object] = lambda _: None,
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with progress; return the results.
@@ -54,14 +55,21 @@ def execute(
             else:
                 with watching(is_quiet=OUTPUT.is_quiet, is_verbose=OUTPUT.is_verbose) as watch:
                     execution.execute(
-                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, then=then, templates=templates
+                        plan,
+                        folder,
+                        watch,
+                        stages,
+                        stops_when_wrong=stops_when_wrong,
+                        then=then,
+                        templates=templates,
+                        unstored=unstored,
                     )
     except OSError as error:
         if not folder.is_dir():
             raise ValueError(f"{folder} was removed during the run: start a new run") from None
         again = "; ".join(filter(None, ["free some room or fix it", hint]))
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {again}") from None
-    return read(folder)
+    return judge(folder, unstored.state) if unstored else read(folder)
 
 
 def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:

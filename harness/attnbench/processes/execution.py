@@ -40,7 +40,7 @@ from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan, now
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
-from attnbench.storage.journal import Journal
+from attnbench.storage.journal import Journal, Unstored
 from attnbench.storage.records import (
     BASE,
     CANDIDATE,
@@ -146,7 +146,8 @@ class Session:
     """
 
     plan: Plan
-    journal: Journal
+    folder: Path  # of the run
+    journal: Journal | Unstored
     client: WorkerClient
     watch: Watch
     clock: Callable[[], float] = time.monotonic
@@ -520,7 +521,7 @@ def trace(session: Session) -> None:
 
     Tracing slows calls down, so it is never combined with timing.
     """
-    cells, folder = session.live_cells, session.journal.path.parent
+    cells, folder = session.live_cells, session.folder
     for number, (workload, arm) in enumerate(cells):
         session.show_progress("trace", f"trace of {arm} on {workload.id}", number, len(cells))
         file, cell = folders.trace_file(folder, workload.id, arm.implementation), session.cell(workload, arm)
@@ -764,6 +765,7 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     stops_when_wrong: bool = False,
     then: Callable[[Session], object] | None = None,
     templates: Sequence[Template] = (),
+    unstored: Unstored | None = None,
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
     read_counters: Callable[[], Counters | None] = read_counters,
@@ -772,8 +774,9 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 
     `watch` is called with each Progress. If `stops_when_wrong` is set, an implementation is not checked further after
     its first wrong answer. The stages of the plan, if it has any, replace `stages`. `then` is called with the session
-    at the end. Workers are forked from `templates[0]`, and those of a second lane of checks from `templates[1]`. By
-    default, `client` is a worker process, and `clock` and `read_counters` read this machine.
+    at the end. Workers are forked from `templates[0]`, and those of a second lane of checks from `templates[1]`. If
+    `unstored` is given, it takes the events, and nothing is written. By default, `client` is a worker process, and
+    `clock` and `read_counters` read this machine.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -787,8 +790,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
         )
     client = client or client_for(plan, folder, *templates[:1])
     second = client_for(plan, folder, templates[1]) if len(templates) > 1 and has_lanes(plan) else None
-    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
-        session = Session(plan, journal, worker, watch, clock, read_counters, second)
+    with unstored or Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
+        session = Session(plan, folder, journal, worker, watch, clock, read_counters, second)
         if journal.state.started is None:
             journal.append(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)

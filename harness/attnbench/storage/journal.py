@@ -44,6 +44,23 @@ _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
 
+class Unstored:
+    """Takes the place of a `Journal` in a check, which nobody continues: it keeps the state of a run, and no file."""
+
+    def __init__(self) -> None:
+        self.state = State()
+
+    def append(self, event: Event) -> None:
+        """Apply an event to the state."""
+        self.state.apply(event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: there is no file to close."""
+
+
 class Journal:
     """An open journal to append to. Use it as a context manager."""
 
