@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 import attnbench
 from attnbench.analysis.conclusion import Ending, Mark
 from attnbench.analysis.gate.rulings import Kind
-from attnbench.analysis.gate.rulings import Outcome as GateOutcome
 from attnbench.analysis.warned import Warn
 from attnbench.checking import diagnosis, dropout, page_rules, rules, side_effects
 from attnbench.checking.backward_mistakes import backward_catalogue
@@ -68,7 +67,7 @@ def shown() -> dict[str, set[str]]:
         "rule": {*rules.RULES, *OF_PAGES, *dropout.RULES, EMPTY_ROWS, HIDDEN_NAN, *CONDUCT, "backward", rules.NO_RULE},
         "probe": set(PROBES),
         "mistake": mistakes | NAMED_BY_DIAGNOSIS,
-        "gate": {*Kind, *GateOutcome},
+        "gate": set(Kind),
         "screen": {"quiet", "noisy", "steady", "margin", "baseline"},
     }
 

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import attnbench
+from attnbench.analysis.gate.rulings import ENDINGS, Kind
 from attnbench.cli import app
 from attnbench.statistics.verdict import Reason
 from attnbench.storage import older
@@ -26,7 +27,9 @@ MERGED = {"reference": "same"}  # a ruling that is no longer of a kind of its ow
 CELL = ("workload", "implementation", "side")
 KEPT = (*CELL, "status", "latency_s", "error_ratio", "peak_memory_bytes")
 NOT_COMPARED = {"latency", "error_ratio"}  # errors on other inputs are no longer compared
-EXIT_CODES = {"pass": 0, "improvement": 0, "finding": 1, "inconclusive": 3, "invalid": 4}
+OLD = {"finding": "fail", "improvement": "pass", "pass": "pass", "inconclusive": "inconclusive"}
+"""The endings of the outcomes in the stored decisions."""
+EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3, "invalid session": 4}
 
 
 def golden(name: str) -> dict:
@@ -89,11 +92,13 @@ def test_the_gate_says_what_it_said_of_all_but_times(names, tmp_path):
     paths = [str(unpacked(name, tmp_path)) for name in names]
     done = CliRunner().invoke(app, ["gate", *paths, "--json"])
     decision = json.loads(done.stdout)
-    assert decision["outcome"] in {expected["outcome"], "inconclusive"}
-    assert done.exit_code == EXIT_CODES[decision["outcome"]]
-    fields = [name for name in expected["rulings"][0] if name not in {"effect", "low", "high", "smallest"}]
+    assert decision["ending"] in {OLD[expected["outcome"]], "inconclusive"}
+    assert done.exit_code == EXIT_CODES[decision["ending"]]
+    fields = [name for name in expected["rulings"][0] if name not in {"outcome", "effect", "low", "high", "smallest"}]
     for ruling in expected["rulings"]:
         ruling["kind"] = MERGED.get(ruling["kind"], ruling["kind"])
+        if ruling["metric"] not in NOT_COMPARED:
+            assert ENDINGS[Kind(ruling["kind"])] == OLD[ruling["outcome"]]
     ours, theirs = (
         [{field: ruling[field] for field in fields} for ruling in rulings if ruling["metric"] not in NOT_COMPARED]
         for rulings in (decision["rulings"], expected["rulings"])

@@ -9,7 +9,19 @@ import msgspec
 import pytest
 import typer
 
-from attnbench.analysis.conclusion import ENDINGS, TIMED, Conclusion, Ending, Mark, Question, conclude, factor, mark
+from attnbench.analysis.conclusion import (
+    HOW_FAST,
+    IS_RIGHT,
+    TIMED,
+    WHICH_ONE,
+    WORSE,
+    Conclusion,
+    Ending,
+    Mark,
+    conclude,
+    factor,
+    mark,
+)
 from attnbench.commands import frame, model
 from attnbench.models.records import Difference, Judged
 from attnbench.plugins import plugs
@@ -19,11 +31,12 @@ from tests import journals
 from tests.analysis.gate.test_sides import measured, planned
 
 CASES = list(itertools.product(CheckVerdict, (None, *Verdict), (False, True), (False, True)))
+BY_COMMAND = {"check": IS_RIGHT, "run": HOW_FAST, "fastest": WHICH_ONE, "compare": WORSE}
 CODES = {
-    Question.rightness: {"WRONG": 1, "keeps memory": 1, "failed": 3, "judged in part": 3, "not judged": 3},
-    Question.measurement: {"WRONG": 1, "failed": 1, "not judged": 3},
-    Question.choice: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "doubtful": 3},
-    Question.change: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "slower": 1, "doubtful": 4},
+    "check": {"WRONG": 1, "keeps memory": 1, "failed": 3, "judged in part": 3, "not judged": 3},
+    "run": {"WRONG": 1, "failed": 1, "not judged": 3},
+    "fastest": {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "doubtful": 3},
+    "compare": {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "slower": 1, "doubtful": 4},
 }
 """The exit code of each mark alone; any other passes."""
 
@@ -41,16 +54,16 @@ def shown(correct: CheckVerdict, speed: Verdict | None, *, is_doubtful: bool, ha
     return "doubtful" if is_doubtful else {"equivalent": "equal"}.get(speed, str(speed))
 
 
-@pytest.mark.parametrize("question", Question)
+@pytest.mark.parametrize("command", CODES)
 @pytest.mark.parametrize(("correct", "speed", "is_doubtful", "has_failed"), CASES)
-def test_table_sentence_and_exit_code_agree(correct, speed, is_doubtful, has_failed, question, capsys):
+def test_table_sentence_and_exit_code_agree(correct, speed, is_doubtful, has_failed, command, capsys):
     found = mark(correct, speed, is_doubtful=is_doubtful, has_failed=has_failed)
     assert found == shown(correct, speed, is_doubtful=is_doubtful, has_failed=has_failed)
-    conclusion = conclude({"mine": found}, question)
+    conclusion = conclude({"mine": found}, BY_COMMAND[command])
     assert str(found) in conclusion.sentence
     with pytest.raises(typer.Exit) as ends:
         frame.finish(conclusion)
-    code = CODES[question].get(str(found), 0)
+    code = CODES[command].get(str(found), 0)
     assert ends.value.exit_code == code
     words = {0: "pass", 1: "fail", 3: "inconclusive", 4: "invalid session"}
     assert capsys.readouterr().out.startswith(f"{words[code]}: ")
@@ -58,22 +71,22 @@ def test_table_sentence_and_exit_code_agree(correct, speed, is_doubtful, has_fai
         assert found not in TIMED - {Mark.doubtful}  # no verdict on a time
 
 
-@pytest.mark.parametrize("question", Question)
+@pytest.mark.parametrize("command", CODES)
 @pytest.mark.parametrize("pair", list(itertools.combinations(Mark, 2)))
-def test_of_several_the_worst_decides_and_is_named(pair, question):
+def test_of_several_the_worst_decides_and_is_named(pair, command):
     one, other = pair
-    found = conclude({"mine": one, "theirs": other}, question)
-    codes = [CODES[question].get(str(each), 0) for each in pair]
-    if Mark.not_judged in pair and question is Question.measurement:
-        codes = [CODES[question].get(str(each), 0) for each in pair if each is not Mark.not_judged]
-    is_void = question is Question.change and TIMED.intersection(pair) == {Mark.doubtful}  # no time is left
+    found = conclude({"mine": one, "theirs": other}, BY_COMMAND[command])
+    codes = [CODES[command].get(str(each), 0) for each in pair]
+    if Mark.not_judged in pair and command == "run":
+        codes = [CODES[command].get(str(each), 0) for each in pair if each is not Mark.not_judged]
+    is_void = command == "compare" and TIMED.intersection(pair) == {Mark.doubtful}  # no time is left
     codes = [3 if code == 4 and not is_void else code for code in codes]
     urgency = [1, 4, 3, 0]
     assert frame.exit_code(found) == min(codes, key=urgency.index)
     assert str(one) in found.words
     assert str(other) in found.words
     for name, each in (("mine", one), ("theirs", other)):
-        assert (name in found.words) == (each in ENDINGS[question])
+        assert (name in found.words) == (each in BY_COMMAND[command])
 
 
 @pytest.mark.parametrize("name", ["check", "compare", "fastest", "gate", "growth", "model"])
@@ -103,9 +116,9 @@ def test_lines_sentence_and_exit_code_of_a_model_agree(pair, trouble):
 
 
 def test_nothing_judged_is_no_pass():
-    for question in Question:
-        assert conclude({}, question).ending is Ending.inconclusive
-        assert conclude({"mine": Mark.not_judged}, question).ending is Ending.inconclusive
+    for endings in BY_COMMAND.values():
+        assert conclude({}, endings).ending is Ending.inconclusive
+        assert conclude({"mine": Mark.not_judged}, endings).ending is Ending.inconclusive
 
 
 def test_a_factor_is_one_or_more():

@@ -44,27 +44,22 @@ class Mark(enum.StrEnum):
     right = "right"
 
 
-class Question(enum.StrEnum):
-    """The question that a command answers; it decides which marks are findings."""
-
-    rightness = "is it right?"  # check
-    measurement = "how fast is it?"  # run, growth, model
-    choice = "which is the fastest?"  # fastest
-    change = "did it get worse?"  # compare
-
-
-_BAD = {Mark.wrong: Ending.finding, Mark.failed: Ending.finding}
-_OPEN = {Mark.not_judged: Ending.inconclusive, Mark.undecided: Ending.inconclusive}
-ENDINGS: Mapping[Question, Mapping[Mark, Ending]] = {
-    Question.rightness: {
-        **dict.fromkeys((Mark.wrong, Mark.leaking), Ending.finding),
-        **dict.fromkeys((Mark.failed, Mark.in_part, Mark.not_judged), Ending.inconclusive),
-    },
-    Question.measurement: _BAD,
-    Question.choice: {**_BAD, **_OPEN, Mark.doubtful: Ending.inconclusive},
-    Question.change: {**_BAD, **_OPEN, Mark.slower: Ending.finding, Mark.doubtful: Ending.inconclusive},
+Endings = Mapping[Mark, Ending]
+"""The ending that each mark causes; marks that are not listed pass."""
+IS_RIGHT: Endings = {
+    **dict.fromkeys((Mark.wrong, Mark.leaking), Ending.finding),
+    **dict.fromkeys((Mark.failed, Mark.in_part, Mark.not_judged), Ending.inconclusive),
 }
-"""The ending that each mark causes, by the question of the command; marks that are not listed pass."""
+"""Endings of `check`."""
+HOW_FAST: Endings = dict.fromkeys((Mark.wrong, Mark.failed), Ending.finding)
+"""Endings of `run`, `growth` and `model`."""
+WHICH_ONE: Endings = {
+    **HOW_FAST,
+    **dict.fromkeys((Mark.not_judged, Mark.undecided, Mark.doubtful), Ending.inconclusive),
+}
+"""Endings of `fastest`."""
+WORSE: Endings = {**WHICH_ONE, Mark.slower: Ending.finding}
+"""Endings of `compare`."""
 SPEEDS = {
     Verdict.faster: Mark.faster,
     Verdict.equivalent: Mark.equal,
@@ -119,22 +114,21 @@ class Conclusion:
         return sanitize_line(f"{self.ending}: {self.words}.")
 
 
-def ending(marks: Sequence[Mark], question: Question) -> Ending:
+def ending(marks: Sequence[Mark], endings: Endings) -> Ending:
     """Return the most urgent ending of the marks; inconclusive if there is no mark other than `not judged`.
 
-    If all judged times of a comparison (Question.change) are doubtful, the session is invalid, unless there is a
-    finding.
+    If all judged times of a comparison (WORSE) are doubtful, the session is invalid, unless there is a finding.
     """
     if set(marks) <= {Mark.not_judged}:
         return Ending.inconclusive
-    endings = {ENDINGS[question].get(mark, Ending.passed) for mark in marks}
-    if question is Question.change and TIMED.intersection(marks) == {Mark.doubtful}:
-        endings.add(Ending.invalid)
-    return next(end for end in Ending if end in endings)
+    caused = {endings.get(mark, Ending.passed) for mark in marks}
+    if endings is WORSE and TIMED.intersection(marks) == {Mark.doubtful}:
+        caused.add(Ending.invalid)
+    return next(end for end in Ending if end in caused)
 
 
 def conclude(
-    marks: Mapping[str, Mark], question: Question, *, details: Mapping[str, str] | None = None, more: str = ""
+    marks: Mapping[str, Mark], endings: Endings, *, details: Mapping[str, str] | None = None, more: str = ""
 ) -> Conclusion:
     """Derive the ending and its sentence from `marks`, whose keys are the names to list in the sentence.
 
@@ -148,12 +142,12 @@ def conclude(
         number, total = len(names), len(marks)
         every = {1: str(kind), 2: f"both {kind}"}.get(total, f"all {total} {kind}")
         text = every if number == total else f"{number} of {total} {kind}"
-        if ENDINGS[question].get(kind, Ending.passed) is not Ending.passed or (details and total <= MOST_NAMED):
+        if endings.get(kind, Ending.passed) is not Ending.passed or (details and total <= MOST_NAMED):
             texts = [" ".join(filter(None, [name, (details or {}).get(name, "")])) for name in names[:MOST_NAMED]]
             text += f" ({', '.join(texts)}{f' and {number - MOST_NAMED} more' * (number > MOST_NAMED)})"
         parts.append(text)
     words = ", ".join(parts) or "nothing could be judged"
-    return Conclusion(ending=ending([*marks.values()], question), words=words + (f"; {more}" if more else ""))
+    return Conclusion(ending=ending([*marks.values()], endings), words=words + (f"; {more}" if more else ""))
 
 
 def factor(ratio: float, low: float | None = None, high: float | None = None, than: str = "") -> str:

@@ -58,7 +58,7 @@ def gate(
     if to is not None:
         outputs.write(decision, to)
     present(lambda: decision, lambda: typer.echo("\n".join(outputs.screen_lines(decision))))
-    return outputs.conclusion(decision)
+    return decision.conclusion
 
 
 COMMAND = Command(gate, order=130)

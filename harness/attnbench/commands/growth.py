@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from attnbench.analysis.conclusion import Conclusion, Ending, Question, conclude, marks
+from attnbench.analysis.conclusion import HOW_FAST, Conclusion, Ending, conclude, marks
 from attnbench.analysis.growth import REQUESTS, Growth, growths
 from attnbench.commands import Command, running
 from attnbench.commands.frame import present
@@ -46,7 +46,7 @@ def growth(
                 say(f"  {each.sentence}")
 
     present(lambda: [each.facts() for each in grown], show)
-    end = conclude(marks(measured), Question.measurement)
+    end = conclude(marks(measured), HOW_FAST)
     if end.ending is Ending.passed and not any(each.fit for each in grown):
         few = "no growth could be fitted: give three lengths or more, or three numbers of equal requests"
         return replace(end, ending=Ending.inconclusive, words=few)

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from attnbench.analysis.comparisons import comparisons, is_doubtful, session_doubts, whole_session_judgement
 from attnbench.analysis.conclusion import (
+    HOW_FAST,
+    IS_RIGHT,
     MOST_NAMED,
+    WHICH_ONE,
+    WORSE,
     Conclusion,
     Ending,
     Mark,
-    Question,
     conclude,
     factor,
     mark,
@@ -35,7 +38,7 @@ def of_run(results: Results) -> Conclusion:
 
     A sweep that should compare times is inconclusive if it compared none, or if all of its times are doubtful.
     """
-    end = conclude(marks(results), Question.measurement)
+    end = conclude(marks(results), HOW_FAST)
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
         return end
@@ -59,7 +62,7 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
             by_name[sanitize_line(each.implementation)] = Mark.in_part if is_partial else kind
             if each.keeps and kind is not Mark.wrong:
                 by_name[sanitize_line(each.implementation)] = Mark.leaking
-    return conclude(by_name | dict.fromkeys(not_judged, Mark.not_judged), Question.rightness)
+    return conclude(by_name | dict.fromkeys(not_judged, Mark.not_judged), IS_RIGHT)
 
 
 def of_sides(results: Results) -> Conclusion:
@@ -94,8 +97,8 @@ def of_sides(results: Results) -> Conclusion:
             lead = f"{kind} over all cells, {_by(kind, together.ratio, together.low, together.high)}; "
             decided = kind not in {Mark.undecided, Mark.doubtful}
             counted = {n: m for n, m in by_name.items() if not (decided and m is Mark.undecided)} | {lead: kind}
-    single = conclude(by_name, Question.change, details=details, more="; ".join(more))
-    end = conclude(counted, Question.change).ending
+    single = conclude(by_name, WORSE, details=details, more="; ".join(more))
+    end = conclude(counted, WORSE).ending
     return Conclusion(ending=end, words=lead + single.words)
 
 
@@ -123,7 +126,7 @@ def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion
     names = titles.names(results)
     decided = {names[each.workload.id]: _settled(results, each) for each in choices}
     details = {names[each.workload.id]: each.choice for each in choices}
-    end = conclude(bad | decided, Question.choice, details=details)
+    end = conclude(bad | decided, WHICH_ONE, details=details)
     if len(choices) == 1 and not bad:
         answer = recommended.answer(choices[0]).rstrip(".")
         return replace(end, words=f"{answer[:1].lower()}{answer[1:]}")
@@ -147,7 +150,7 @@ def of_search(results: Results) -> Conclusion:
         signs = {point.sign for point in crossing.points.values()}
         kind = Mark.not_judged if not signs else Mark.undecided if signs == {0} else Mark.decided
         by_name[" and ".join(crossing.implementations)] = kind
-    return conclude(by_name, Question.choice)
+    return conclude(by_name, WHICH_ONE)
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
@@ -158,4 +161,4 @@ def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
             by_name[name] = Mark.not_judged if each.is_refused else Mark.failed
         else:
             by_name[name] = Mark.wrong if each.differences else Mark.right
-    return conclude(by_name, Question.measurement, details={"timing": trouble})
+    return conclude(by_name, HOW_FAST, details={"timing": trouble})

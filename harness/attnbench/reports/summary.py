@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
 from attnbench.analysis.comparisons import contention, doubts, session_doubts, too_noisy
-from attnbench.analysis.conclusion import Mark, Question, conclude, marks
+from attnbench.analysis.conclusion import HOW_FAST, Mark, conclude, marks
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.analysis.warned import Warn, Warned
@@ -131,7 +131,7 @@ def verdict(results: Results) -> str:
     worst = marks(results)
     if set(worst.values()) == {Mark.right}:
         return f"{head}, {'all ' * (len(worst) > 1)}right {against}"
-    return f"{head}: {conclude(worst, Question.measurement).words} {against}"
+    return f"{head}: {conclude(worst, HOW_FAST).words} {against}"
 
 
 TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGNORECASE)

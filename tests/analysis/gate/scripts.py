@@ -5,7 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.gate.rulings import Decision, Outcome, Ruling
+from attnbench.analysis.conclusion import Ending
+from attnbench.analysis.gate.rulings import Decision, Ruling
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import (
     ArmSamples,
@@ -187,4 +188,4 @@ def killed(event: Event) -> Event | None:
 
 
 def findings(decision: Decision) -> list[Ruling]:
-    return [ruling for ruling in decision.rulings if ruling.outcome is Outcome.finding]
+    return [ruling for ruling in decision.rulings if ruling.ending is Ending.finding]

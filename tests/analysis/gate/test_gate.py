@@ -9,7 +9,8 @@ import pytest
 from attnbench import cli
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Outcome, Rule, Thresholds
+from attnbench.analysis.conclusion import Ending
+from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Rule, Thresholds
 from attnbench.analysis.gate.times import state_change
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Reason
@@ -77,7 +78,7 @@ def test_what_got_worse_is_a_finding(name, factor, base: Results, tmp_path: Path
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
     *lines, sentence = capsys.readouterr().out.splitlines()
     assert sentence.startswith("fail: ")
-    assert {line.partition(" on ")[0] for line in lines} >= {"finding: fused", *["improvement: bmm"] * (factor < 1)}
+    assert {line.partition(" on ")[0] for line in lines} >= {"fail: fused", *["better: bmm"] * (factor < 1)}
     assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 2
 
 
@@ -100,7 +101,7 @@ def test_the_same_again_passes(base: Results, tmp_path: Path, monkeypatch, capsy
 def test_an_improvement_that_is_checked_passes_and_is_reported(base: Results, tmp_path: Path, monkeypatch) -> None:
     candidate = run(tmp_path / "run", scales("fused", 0.5))
     decision = judge(base, candidate)
-    assert decision.outcome is Outcome.improved
+    assert decision.ending is Ending.passed
     reported = [ruling for ruling in decision.rulings if ruling.kind is Kind.faster]
     assert {ruling.implementation for ruling in reported} == {"fused"}
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 0
@@ -128,10 +129,11 @@ def test_what_was_wrong_before_is_known_and_what_is_mended_is_reported(base: Res
     wrong = run(tmp_path / "wrong", ends(Status.crashed))
     again = run(tmp_path / "again", ends(Status.crashed))
     other = run(tmp_path / "other", ends(Status.timeout))
-    assert (judge(wrong, again).outcome, judge(wrong, other).outcome) == (Outcome.passed, Outcome.finding)
-    assert (Kind.failed, Outcome.passed) in {(ruling.kind, ruling.outcome) for ruling in judge(wrong, again).rulings}
-    assert judge(wrong, base).outcome is Outcome.improved
-    assert (Kind.changed, Outcome.improved) in {(each.kind, each.outcome) for each in judge(wrong, base).rulings}
+    assert (judge(wrong, again).ending, judge(wrong, other).ending) == (Ending.passed, Ending.finding)
+    assert Kind.changed in {each.kind for each in judge(wrong, other).rulings}
+    assert judge(wrong, base).ending is Ending.passed
+    assert "something got better" in judge(wrong, base).words
+    assert Kind.fixed in {each.kind for each in judge(wrong, base).rulings}
 
 
 def ran(results: Results, **changes) -> Results:
@@ -162,7 +164,7 @@ def test_flops_are_exact_and_may_not_grow(tmp_path: Path, before, after, kind) -
     fused = [one for one in decision.rulings if (one.implementation, one.workload) == ("fused", FIRST)]
     kinds = [one.kind for one in fused if one.metric == EXECUTED_FLOPS]
     assert kinds == [kind]
-    assert (decision.outcome is Outcome.finding) is (kind in {Kind.grown, Kind.lost})
+    assert (decision.ending is Ending.finding) is (kind in {Kind.grown, Kind.lost})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_a_threshold_below_the_floor_is_refused_with_the_reason(base: Results, t
 def test_fewer_than_four_processes_decide_nothing(base: Results, tmp_path: Path, monkeypatch, epochs, visits) -> None:
     short = run(tmp_path / "run", scales("fused", 1.3), num_epochs=epochs, num_visits=visits)
     decision = judge(base, short)
-    assert decision.outcome is Outcome.inconclusive
+    assert decision.ending is Ending.inconclusive
     assert all("a gate needs at least 4" in r.words for r in decision.rulings if r.kind is Kind.undecided)
     assert all("--rounds" in r.words for r in decision.rulings if r.kind is Kind.undecided)
     assert attnbench(monkeypatch, "gate", base.folder, short.folder) == 3
@@ -222,7 +224,7 @@ def test_fewer_than_four_processes_decide_nothing(base: Results, tmp_path: Path,
 def test_noise_that_hides_everything_is_no_pass(base: Results, tmp_path: Path, monkeypatch) -> None:
     candidate = run(tmp_path / "run", scripts.shaken)
     decision = judge(base, candidate)
-    assert decision.outcome is Outcome.inconclusive
+    assert decision.ending is Ending.inconclusive
     assert "0 of 4 times could be judged" in decision.words
     options = "--rounds 8 --conditions steady --set num_threads=1"
     assert decision.words.endswith(f": run both again with {options}, or on a quieter machine")
@@ -238,7 +240,7 @@ def test_runs_under_other_conditions_are_not_compared_in_time(name, usual, other
         return with_plan(event, **({"digests": {"sdpa": other}} if " " in name else {name: other}))
 
     decision = judge(base, run(tmp_path / "run", changed))
-    assert decision.outcome is Outcome.inconclusive
+    assert decision.ending is Ending.inconclusive
     assert f"the runs differ in {name} ({usual} and {other})" in decision.words
     assert {one.kind for one in decision.rulings if one.metric == "latency"} == {Kind.undecided}
 
@@ -253,7 +255,7 @@ def with_plan(event, **changes):
 def test_a_session_that_is_not_valid_says_so(base: Results, tmp_path: Path, monkeypatch, change) -> None:
     candidate = run(tmp_path / "run", change, scales("fused", 1.3))
     decision = judge(base, candidate)
-    assert decision.outcome is Outcome.invalid
+    assert decision.ending is Ending.invalid
     assert decision.invalid
     assert not [ruling for ruling in decision.rulings if ruling.kind is Kind.slower]
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 4
@@ -330,7 +332,7 @@ def test_wrong_answers_are_distinguished_by_their_mistakes(after: str, kind: Kin
 
 def test_runs_without_times_are_compared_in_what_they_have(tmp_path: Path) -> None:
     before, after = (run(tmp_path / name, scripts.untimed) for name in ("before", "after"))
-    assert judge(before, after).outcome is Outcome.passed
+    assert judge(before, after).ending is Ending.passed
     grown = run(tmp_path / "grown", scripts.untimed, holds(2**30))
     assert {ruling.kind for ruling in findings(judge(before, grown))} == {Kind.grown}
 
@@ -338,11 +340,11 @@ def test_runs_without_times_are_compared_in_what_they_have(tmp_path: Path) -> No
 @pytest.mark.parametrize(("status", "more"), [(Status.error, {}), (Status.timeout, {"is_predicted": True})])
 def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(tmp_path: Path, status, more) -> None:
     before, after = (run(tmp_path / name, scripts.all_end(status, **more)) for name in ("before", "after"))
-    assert judge(before, after).outcome is Outcome.inconclusive
+    assert judge(before, after).ending is Ending.inconclusive
 
 
 def test_a_prediction_is_no_loss_and_no_pass(base: Results, tmp_path: Path) -> None:
-    assert judge(base, run(tmp_path / "run", ends(Status.timeout, is_predicted=True))).outcome is Outcome.inconclusive
+    assert judge(base, run(tmp_path / "run", ends(Status.timeout, is_predicted=True))).ending is Ending.inconclusive
 
 
 def ceilings(kind: str, factor: float) -> Change:
@@ -363,14 +365,14 @@ def ceilings(kind: str, factor: float) -> Change:
 def test_a_slowdown_of_a_machine_in_the_same_state_is_a_finding(base: Results, tmp_path: Path) -> None:
     assert state_change(base, base) == ""
     slower = run(tmp_path / "run", scales("fused", 1.3), ceilings("copy", 1.05))
-    assert judge(base, slower).outcome is Outcome.finding
+    assert judge(base, slower).ending is Ending.finding
 
 
 @pytest.mark.parametrize("kind", ["matmul", "copy"])
 def test_with_a_fallen_ceiling_no_time_is_compared(kind: str, base: Results, tmp_path: Path, monkeypatch) -> None:
     candidate = run(tmp_path / "run", scales("fused", 1.3), ceilings(kind, 1.35))
     decision = judge(base, candidate)
-    assert decision.outcome is Outcome.inconclusive
+    assert decision.ending is Ending.inconclusive
     assert "the runs differ in the state of the machine (compared with the base, the fastest" in decision.words
     assert {one.kind for one in decision.rulings if one.metric == "latency"} == {Kind.undecided}
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
@@ -380,7 +382,7 @@ def test_what_moves_everything_alike_changes_no_ratio(base: Results, tmp_path: P
     slower = [scales(name, 1.4) for name in NAMES]
     changes = [*slower, ceilings("matmul", 1.4), ceilings("copy", 1.4)]
     decision = judge(base, run(tmp_path / "worse", *changes, scales("fused", 1.3)))
-    assert decision.outcome is Outcome.finding
+    assert decision.ending is Ending.finding
 
 
 @pytest.mark.parametrize(

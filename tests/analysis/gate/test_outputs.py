@@ -30,7 +30,7 @@ def test_the_summary_begins_with_the_verdict_and_names_from_outside_have_no_effe
     text = outputs.markdown(decision)
     heading, _, *lines = text.splitlines()
     assert heading == f"## attnbench gate: {HEADLINE}"
-    assert [line.startswith("- finding: ") for line in lines[:4]] == [True, True, True, False]
+    assert [line.startswith("- fail: ") for line in lines[:4]] == [True, True, True, False]
     assert "crashed" in text
     for part in ("<script>", "<img", "\x1b", "[b]("):
         assert part not in text
@@ -44,11 +44,11 @@ def test_the_command_writes_two_files_and_prints_a_line_for_each_finding(both, t
     code = attnbench(monkeypatch, "gate", both[0].folder, both[1].folder, "--to", tmp_path / "out")
     assert code == 1
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gate.md", "gate.json"}
-    assert json.loads((tmp_path / "out" / "gate.json").read_text())["outcome"] == "finding"
+    assert json.loads((tmp_path / "out" / "gate.json").read_text())["ending"] == "fail"
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     *lines, context, headline = printed.splitlines()
-    assert [line.split(":")[0] for line in lines[:3]] == ["finding"] * 3
+    assert [line.split(":")[0] for line in lines[:3]] == ["fail"] * 3
     assert (context, headline) == ("base a at 1a2b3c4, candidate b at 1a2b3c4", HEADLINE)
     (tmp_path / "file").write_text("")
     assert attnbench(monkeypatch, "gate", both[0].folder, both[1].folder, "--to", tmp_path / "file") == 2

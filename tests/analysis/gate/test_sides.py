@@ -15,7 +15,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.analysis.gate.decision import judge_sides
-from attnbench.analysis.gate.rulings import Kind, Outcome, Rule, Thresholds
+from attnbench.analysis.conclusion import Ending
+from attnbench.analysis.gate.rulings import Kind, Rule, Thresholds
 from attnbench.analysis.gate.times import LARGEST_MARGIN, decided
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Effect, Reason, half_widths, judge
@@ -92,18 +93,18 @@ def rules(allowed: float | None) -> Thresholds:
 
 @pytest.mark.usefixtures("many_visits")
 @pytest.mark.parametrize(
-    ("ratio", "budget_s", "outcomes"),
+    ("ratio", "budget_s", "endings"),
     [
-        (1.0, 120.0, {None: Outcome.passed}),
-        (1.05, 120.0, {None: Outcome.finding, 0.02: Outcome.finding, 0.10: Outcome.passed}),
-        (1.0, 0.0, {None: Outcome.inconclusive}),
+        (1.0, 120.0, {None: Ending.passed}),
+        (1.05, 120.0, {None: Ending.finding, 0.02: Ending.finding, 0.10: Ending.passed}),
+        (1.0, 0.0, {None: Ending.inconclusive}),
     ],
 )
-def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, ratio, budget_s, outcomes):
+def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, ratio, budget_s, endings):
     results = measured(tmp_path / "run", planned("x", budget_s=budget_s), ratio)
-    for allowed, outcome in outcomes.items():
+    for allowed, ending in endings.items():
         decision = judge_sides(results, rules(allowed))
-        assert decision.outcome is outcome
+        assert decision.ending is ending
         assert (decision.base.run, decision.candidate.run) == ("rev:old", "rev:new")
         assert {ruling.implementation for ruling in decision.rulings} == {"x"}
 
@@ -113,9 +114,9 @@ def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp
     results = measured(tmp_path / "run", planned("x", budget_s=5.0))
     base = tuple(record for record in results.records if record.side == BASE)
     lost = dataclasses.replace(results, records=base)
-    assert judge_sides(lost, Thresholds()).outcome is Outcome.finding
+    assert judge_sides(lost, Thresholds()).ending is Ending.finding
     killed = judge_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
-    assert killed.outcome is Outcome.invalid
+    assert killed.ending is Ending.invalid
     assert killed.words.endswith("continue with attnbench compare rev:old rev:new --resume run")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.analysis.gate import stored
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.gate.rulings import Outcome
+from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.results import read
 from attnbench.storage.records import Status
 from tests.analysis.gate import scripts
@@ -34,7 +34,7 @@ def test_a_baseline_is_the_run_with_its_reason_behind_it(tmp_path, monkeypatch):
     (accepted,) = found.accepted
     assert (accepted.run, accepted.commit, accepted.reason) == ("first", before.started.commit, REASON)
     assert accepted.time > before.started.time
-    assert judge(found, before).outcome is Outcome.passed
+    assert judge(found, before).ending is Ending.passed
 
 
 def test_a_new_one_takes_the_place_of_the_old_and_keeps_its_reason(tmp_path):

@@ -12,7 +12,6 @@ from attnbench.analysis.gate.rulings import (
     NUM_OPERATORS,
     STATUS,
     Kind,
-    Outcome,
     Ruling,
     Thresholds,
     ruling,
@@ -32,10 +31,8 @@ def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = Tru
     """Yield the rulings on noise-free facts of a cell; errors are compared only if both sides had the same inputs."""
     base, candidate = match.base, match.candidate
     now, before = (None if record is None else str(record.status) for record in (candidate, base))
-    kind, outcome = _change_of_status(base, candidate)
     words = f"{_described(candidate)}; before: {_described(base)}"
-    fields = {} if outcome is None else {"outcome": outcome}
-    yield ruling(match.key, STATUS, kind, words, base=before, candidate=now, **fields)
+    yield ruling(match.key, STATUS, _change_of_status(base, candidate), words, base=before, candidate=now)
     if match.is_ok:
         assert base is not None
         assert candidate is not None
@@ -74,24 +71,23 @@ def _shown(value: float | None, unit: str, digits: int) -> str:
     return show(value, unit, digits=digits) if unit else f"{value:,.{digits}g}"
 
 
-def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
-    """Classify the change of a cell's status; return its kind and outcome (None: the kind's default in OUTCOMES)."""
+def _change_of_status(base: Record | None, candidate: Record | None) -> Kind:
+    """Return the kind of change of a cell's status; a side without a record does not have the cell."""
     if candidate is None:
-        return Kind.lost, None
+        return Kind.lost
     if base is None:
-        return (Kind.failed if candidate.is_finding else Kind.new), None
+        return Kind.failed if candidate.is_finding else Kind.new
     if candidate.is_finding:
         if not base.is_finding:
-            return Kind.failed, None
-        is_known = base.status is candidate.status and _reason(base) == _reason(candidate)
-        return (Kind.failed, Outcome.passed) if is_known else (Kind.changed, None)
+            return Kind.failed
+        return Kind.same if base.status is candidate.status and _reason(base) == _reason(candidate) else Kind.changed
     if base.status is candidate.status:
-        return Kind.same, None
+        return Kind.same
     if candidate.status is Status.ok:
-        return (Kind.changed, Outcome.improved) if base.is_finding else (Kind.new, None)
+        return Kind.fixed if base.is_finding else Kind.new
     if candidate.is_predicted:  # a prediction is no evidence
-        return Kind.undecided, None
-    return (Kind.lost if base.status is Status.ok or base.is_finding else Kind.same), None
+        return Kind.undecided
+    return Kind.lost if base.status is Status.ok or base.is_finding else Kind.same
 
 
 def _described(record: Record | None) -> str:

@@ -1,4 +1,4 @@
-"""The decision of a gate on two states of the code: a ruling for each metric of each cell, and one outcome.
+"""The decision of a gate on two states of the code: a ruling for each metric of each cell, and one ending.
 
 The two states come from two separate runs, or from one session with two sides. Such a session detects smaller
 differences, because both sides are sampled in the same blocks. Rulings on noise-free facts come from certain.py, and
@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attnbench.analysis.comparisons import doubts, is_doubtful, judgements, num_processes, reference, session_effects
+from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.gate import certain, times
 from attnbench.analysis.gate.rulings import (
     ALLOWED,
+    BETTER,
     EVERYTHING,
     STATUS,
     Decision,
     Kind,
-    Outcome,
     Ruling,
     Side,
     Thresholds,
@@ -64,35 +65,35 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
 
 
 def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
-    """Rule on every metric of every cell, and combine the rulings into one outcome with one sentence.
+    """Rule on every metric of every cell, and combine the rulings into one ending with one sentence.
 
-    Findings on noise-free facts count even if the times are invalid or doubtful. If a run was cut short, the outcome is
-    invalid in any case.
+    Findings on noise-free facts count even if the times are invalid or doubtful. If a run was cut short, the session
+    is invalid in any case.
     """
     rulings = list[Ruling]()
     for match in pair.matches:
         rulings += certain.rulings(match, thresholds, has_same_inputs=pair.has_same_inputs)
         rulings += times.on_cell(match, pair, thresholds)
     suite = times.on_suite(pair, thresholds)
-    counts = Counter(str(one.kind) for one in rulings if one.outcome is Outcome.finding)
+    counts = Counter(str(one.kind) for one in rulings if one.ending is Ending.finding)
     parts = [f"{number} {kind}" for kind, number in counts.items()]
-    if suite is not None and suite.outcome is Outcome.finding:
+    if suite is not None and suite.ending is Ending.finding:
         parts.append("the suite as a whole")
     if pair.invalid and (pair.is_cut_short or not parts):
-        outcome, words = Outcome.invalid, "; ".join(pair.invalid)
+        ending, words = Ending.invalid, "; ".join(pair.invalid)
     elif parts:
-        outcome, words = Outcome.finding, ", ".join(parts)
+        ending, words = Ending.finding, ", ".join(parts)
     elif pair.doubtful:
-        outcome, words = Outcome.inconclusive, pair.doubtful[0]
+        ending, words = Ending.inconclusive, pair.doubtful[0]
     else:
-        outcome, words = _without_findings(rulings, pair.way_out)
+        ending, words = _without_findings(rulings, pair.way_out)
     doubtful = [line for line in pair.doubtful if line not in pair.invalid]
     measured = [one for match in pair.matches for record in match.records for one in record.measurements]
     metrics = {one.metric for one in measured if not one.metric.startswith((LATENCY, FIRST_CALL))}
     return Decision(
         base=pair.base,
         candidate=pair.candidate,
-        outcome=outcome,
+        ending=ending,
         words=words,
         suite=suite,
         rulings=tuple(rulings),
@@ -101,22 +102,21 @@ def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     )
 
 
-def _without_findings(rulings: Sequence[Ruling], way_out: str) -> tuple[Outcome, str]:
+def _without_findings(rulings: Sequence[Ruling], way_out: str) -> tuple[Ending, str]:
     statuses = [one for one in rulings if one.metric == STATUS]
     if not any(one.base == one.candidate == Status.ok for one in statuses):
-        return Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides"
+        return Ending.inconclusive, "nothing could be compared: no cell is ok on both sides"
     timed = [one for one in rulings if one.metric == LATENCY]
-    num_judged = sum(one.outcome is not Outcome.inconclusive for one in timed)
+    num_judged = sum(one.ending is not Ending.inconclusive for one in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
     if refused := sum(one.reason is Reason.threshold for one in timed):
-        return Outcome.inconclusive, f"{refused} times cannot be judged against their thresholds; {words}: {way_out}"
+        return Ending.inconclusive, f"{refused} times cannot be judged against their thresholds; {words}: {way_out}"
     if untried := sum(one.kind is Kind.undecided for one in statuses):
-        return Outcome.inconclusive, f"{untried} cells that were ok before were skipped by a prediction; {words}"
+        return Ending.inconclusive, f"{untried} cells that were ok before were skipped by a prediction; {words}"
     if num_judged < JUDGED_SHARE * len(timed):
-        return Outcome.inconclusive, f"{words}, fewer than {100 * JUDGED_SHARE:g} %: {way_out}"
-    if any(one.outcome is Outcome.improved for one in rulings):
-        return Outcome.improved, f"nothing got worse, something got better; {words}"
-    return Outcome.passed, f"nothing got worse; {words}"
+        return Ending.inconclusive, f"{words}, fewer than {100 * JUDGED_SHARE:g} %: {way_out}"
+    better = ", something got better" * any(one.kind in BETTER for one in rulings)
+    return Ending.passed, f"nothing got worse{better}; {words}"
 
 
 def _of_sides(results: Results) -> Pair:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import LATENCY
 
@@ -27,39 +28,26 @@ may not grow. SAMPLED has the metrics, besides the latency, that differ between 
 Share = Annotated[float, msgspec.Meta(ge=0.0)]  # a fraction: 0.05 is 5 %
 
 
-class Outcome(enum.StrEnum):
-    """The outcome of a ruling or of a whole gate. The most urgent outcome comes first."""
-
-    finding = "finding"
-    invalid = "invalid"  # for a whole gate only: its times cannot be judged
-    inconclusive = "inconclusive"
-    improved = "improvement"
-    passed = "pass"
-
-
 class Kind(enum.StrEnum):
     """The kind of change in one metric of a cell."""
 
-    same = "same"  # includes times that are equivalent or no slower
+    same = "same"  # includes times that are equivalent or no slower, and cells that fail as before
     faster = "faster"
     slower = "slower"
     undecided = "undecided"
     grown = "grown"
     shrunk = "shrunk"
-    failed = "failed"  # a pass if it failed in the same way before
+    failed = "failed"
+    fixed = "fixed"  # it failed before
     lost = "lost"  # a cell, a metric or a part of a check
-    changed = "changed"  # backend or failure; an improvement if a failure is gone
+    changed = "changed"  # another backend, or another failure
     new = "new"
 
 
-OUTCOMES = dict.fromkeys(Kind, Outcome.finding) | {
-    Kind.same: Outcome.passed,
-    Kind.new: Outcome.passed,
-    Kind.faster: Outcome.improved,
-    Kind.shrunk: Outcome.improved,
-    Kind.undecided: Outcome.inconclusive,
-}
-"""The default outcome of each kind."""
+BETTER = (Kind.faster, Kind.shrunk, Kind.fixed)
+ENDINGS = dict.fromkeys(Kind, Ending.finding) | dict.fromkeys((Kind.same, Kind.new, *BETTER), Ending.passed)
+ENDINGS[Kind.undecided] = Ending.inconclusive
+"""The ending that each kind of change causes."""
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +57,6 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     metric: str
     kind: Kind
-    outcome: Outcome
     words: str
     reason: Reason | None = None  # why a time is undecided
     base: float | str | None = None
@@ -80,10 +67,14 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     smallest: float | None = None  # the relative slowdown detected with 80 % power
 
+    @property
+    def ending(self) -> Ending:
+        """The ending that this ruling causes."""
+        return ENDINGS[self.kind]
+
 
 def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - fields of Ruling
-    """Build a ruling on one metric of a cell; by default, its outcome is the one in OUTCOMES for its kind."""
-    fields = {"outcome": OUTCOMES[kind], **fields}
+    """Build a ruling on one metric of a cell."""
     return Ruling(workload=key[0], implementation=key[1], metric=metric, kind=kind, words=words, **fields)
 
 
@@ -95,16 +86,21 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a gate: its outcome, and the rulings from which it follows."""
+    """The result of a gate: its ending with the reason in words, and the rulings from which it follows."""
 
     base: Side
     candidate: Side
-    outcome: Outcome
+    ending: Ending
     words: str
     suite: Ruling | None  # all cells together; None for two runs
     rulings: tuple[Ruling, ...]
     notes: tuple[str, ...] = ()
     invalid: tuple[str, ...] = ()  # why the session, or one of the runs, is not valid
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """The conclusion of the command."""
+        return Conclusion(ending=self.ending, words=self.words)
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

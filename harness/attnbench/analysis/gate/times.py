@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from attnbench.analysis.gate.rulings import ALLOWED, EVERYTHING, OUTCOMES, Key, Kind, Ruling, Side, Thresholds, ruling
+from attnbench.analysis.gate.rulings import ALLOWED, EVERYTHING, Key, Kind, Ruling, Side, Thresholds, ruling
 from attnbench.analysis.results import Results
 from attnbench.analysis.sides import Match
 from attnbench.statistics.intervals import median_estimate
@@ -130,9 +130,8 @@ def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
     """Return the ruling, changed to undecided if its times cannot be trusted."""
     if not pair.invalid and not judged.is_doubtful:
         return one
-    why, kind = "the session is not valid" if pair.invalid else "its times are doubtful", Kind.undecided
-    words = f"not judged, since {why}; seen: {one.words}"
-    return msgspec.structs.replace(one, kind=kind, outcome=OUTCOMES[kind], words=words)
+    why = "the session is not valid" if pair.invalid else "its times are doubtful"
+    return msgspec.structs.replace(one, kind=Kind.undecided, words=f"not judged, since {why}; seen: {one.words}")
 
 
 def state_change(base: Results, candidate: Results) -> str:
