@@ -1,7 +1,7 @@
 """Compare each implementation of a run with the baseline on the same workload, and judge all comparisons together.
 
-Each process contributes one number to a comparison. If a session compares two states of the code (its two sides), there
-is also a verdict on all cells together.
+Each process contributes one number to a comparison. A cell is one implementation on one workload. If a session compares
+two states of the code (its two sides), there is also a verdict on all cells together.
 """
 
 import math
@@ -51,13 +51,13 @@ class Comparison(Judgement):
 
     @property
     def key(self) -> Key:
-        """The key of the compared cell: its workload id and arm."""
+        """The key of the compared cell: its workload id and arm (implementation and side)."""
         return self.workload.id, Arm(implementation=self.implementation, side=self.side)
 
 
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
-    """Compute the effect (log ratio of times) of each cell that shares blocks with its reference, by key.
+    """Compute the effect (log ratio of times) of each cell that was timed in the same blocks as its reference, by key.
 
     With two sides, the key WHOLE has the effect of all cells together.
     """
@@ -70,7 +70,7 @@ def session_effects(results: Results) -> dict[Key, Effect]:
 
 @lru_cache(maxsize=2)
 def substitutes(results: Results) -> dict[str, Arm]:
-    """Return the arm that replaces the baseline on each workload where the baseline has no time, by workload id.
+    """Return the implementation (an `Arm`) that replaces a baseline without a time on a workload, by workload id.
 
     The baseline may have no time because it is wrong. The substitute is the first implementation of the plan that has a
     time. A session with two sides has no substitutes.
@@ -84,7 +84,10 @@ def substitutes(results: Results) -> dict[str, Arm]:
 
 
 def reference(results: Results, key: Key) -> Arm:
-    """Return the arm that a cell is compared with: the baseline or its substitute; with two sides, the base's arm."""
+    """Return the arm that a cell is compared with: the baseline or its substitute.
+
+    With two sides, it is the same implementation on the base.
+    """
     workload, arm = key
     return substitutes(results).get(workload) or results.plan.reference(arm)
 
@@ -115,7 +118,7 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
-    """Compare every cell that shares blocks with its reference; references themselves are left out."""
+    """Compare every cell that was timed in the same blocks as its reference; references themselves are left out."""
     records = {record.key: record for record in results.records}
     compared = []
     for key, judgement in judgements(results).items():
@@ -222,7 +225,10 @@ def contention(results: Results) -> Warned | None:
 
 
 def waiting(results: Results) -> dict[Key, float]:
-    """Return the share of samples in which threads waited, by key; cells that do not record it are left out."""
+    """Return the share of samples in which threads waited for a processor, by key.
+
+    Cells that do not record it are left out.
+    """
     timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
     return {
         key: float(((flags & Flag.waited) != 0).mean())
@@ -275,7 +281,10 @@ def session_doubts(results: Results) -> list[Warned]:
 
 
 def doubts(results: Results) -> list[Warned]:
-    """Return the session's reasons to distrust times; if it has none, a sentence for each arm with doubtful times."""
+    """Return the reasons to distrust every time of the session; if there are none, those to distrust some times.
+
+    The latter are one sentence for each implementation, or implementation on a side, with doubtful times.
+    """
     if lines := session_doubts(results):
         return lines
     by_arm: dict[Arm, list[tuple[str, Warned]]] = {}

@@ -17,7 +17,7 @@ MOST_NAMED = 3  # largest number of names that the sentence lists for each mark
 
 
 class Ending(enum.StrEnum):
-    """The ending of a command, which determines its exit code. The most urgent ending comes first."""
+    """The ending of a command; it determines the exit code. The most urgent ending comes first."""
 
     finding = "fail"
     invalid = "invalid session"
@@ -92,7 +92,7 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
 
 
 def marks(results: Results) -> dict[str, Mark]:
-    """Return the worst mark of each arm, such as "mine" or, for two sides, "mine (base)"; times are ignored."""
+    """Return the worst mark of each implementation, by name ("mine" or, on two sides, "mine (base)"); ignore times."""
     by_name: dict[str, list[Mark]] = {}
     for record in results.records:
         if (kind := mark_of(record)) is not None:

@@ -18,7 +18,10 @@ def first_s(record: Record) -> float | None:
 
 @lru_cache(maxsize=2)
 def break_evens(results: Results) -> dict[Key, BreakEven]:
-    """Compute the break-even of each compared cell by key, if its first call and its reference's were both measured."""
+    """Compute, by key, after how many calls each compared cell has made up for a longer first call.
+
+    Only cells are included whose first call and whose reference's first call were both measured.
+    """
     firsts = {record.key: seconds for record in results.records if (seconds := first_s(record)) is not None}
     times_s, found = paired_times(results), dict[Key, BreakEven]()
     for each in comparisons(results):

@@ -198,7 +198,7 @@ class Judgement:
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """Accepted differences in conventions, in words, without duplicates."""
+        """Accepted differences from SDPA's behaviour, such as NaN for a query that sees no key, each described once."""
         agreements = filter(None, (record.agreement for record in self.compared))
         return tuple(dict.fromkeys(CONVENTIONS[name] for one in agreements for name in one.conventions))
 

@@ -246,7 +246,9 @@ def peak_bytes(record: Record) -> float | None:
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """Compare two implementations at each value of the ladder's axis where they share blocks; return points by value.
+    """Compare two implementations at each size of a search where they were timed in the same blocks.
+
+    The result maps values of the ladder's axis, such as lengths, to points.
 
     If either time is doubtful, the point is undecided (its sign is 0).
     """

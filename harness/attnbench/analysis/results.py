@@ -42,8 +42,8 @@ class Results:
     started: events.RunStarted
     records: tuple[Record, ...]
     elapsed_s: float | None  # None: killed, or still running
-    num_visits: dict[str, int]  # by workload id
-    num_blocks: int = 0  # blocks with an interference probe
+    num_visits: dict[str, int]  # visits (short series of timed blocks), by workload id
+    num_blocks: int = 0  # blocks with an interference probe, a fixed computation that shows disturbances
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
     ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host name and hardware

@@ -51,7 +51,7 @@ ON_A_QUEUE = {
 APART, SHORTEST_S = 0.1, 20e-6
 """APART: there is a warning if a call's kernel time exceeds the time of the call by a larger share than this.
 SHORTEST_S: kernel times below this, in seconds, are not judged."""
-FALL = 0.05  # there is a warning if the clock falls by a larger share than this within a visit
+FALL = 0.05  # there is a warning if the clock falls by more than this share within a visit (a series of timed blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
 def slowdown_warnings(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
     """Yield a warning if the device's clock fell by more than FALL within a visit (median over a workload's visits).
 
-    A falling clock affects times more than ratios of times.
+    A visit is a short series of timed blocks. A falling clock affects times more than ratios of times.
     """
     visits = list(visits)
     falls = [_fall(visit) for visit in visits]

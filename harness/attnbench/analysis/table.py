@@ -114,8 +114,9 @@ def load(*paths: Path | str) -> "pd.DataFrame":
 def samples(*paths: Path | str) -> "pd.DataFrame":
     """Read all raw samples of all metrics into a data frame, in time order within each cell.
 
-    A row has the process, visit, block and slot of the sample, and its `value` in `unit`. Paths are as in
-    `attnbench.table`.
+    A row has the sample's `value` in `unit`, and where it was taken: `epoch` is the number of the process, `visit` a
+    short series of blocks in that process, `block` a round in which each implementation is sampled once, and `slot` the
+    position in the block. Only times are taken in blocks. Paths are as in `attnbench.table`.
 
     Raises:
         ValueError: nothing can be read there; the message explains why.

@@ -1,8 +1,9 @@
 """Check an implementation with probes (kinds of inputs) and rules (properties of attention), and check timed calls.
 
-In a session with `--referee`, the calls of a timing sample are judged after it. Each call has its own inputs: the timed
-inputs with the signs of random columns flipped. This changes every score, so code cannot reuse an earlier answer. The
-judge is another process; it draws the same inputs, because a seed determines the columns.
+With `--referee` (for code that may cheat), some calls of a timing sample are also checked, once the sample is complete.
+Each call has its own inputs: the timed inputs with the signs of random columns flipped. This changes every score, so
+code cannot reuse an earlier answer. Another process checks the answers; it draws the same inputs, because a seed
+determines the columns.
 """
 
 import random
@@ -127,12 +128,12 @@ def compare(
 
 
 def _broken(rule: str, found: str) -> Agreement:
-    """Create an agreement that contains only one violation: a candidate broke `rule` in a probe's call."""
+    """Create the result of a check with a single violation: the candidate broke `rule` in a call."""
     return Agreement(probes=(), rules=(RuleResult(rule=rule, holds=False, found=found),))
 
 
 def verify(case: Case, reference: Reference) -> str:
-    """Check a case between timings; return a description of its error, or "".
+    """Check a timed `case` (a module with its inputs) between timings; return a description of its error, or "".
 
     During the check the timed tensors contain the inputs of `reference`, for which a memoized answer to the timed
     inputs is wrong. With dropout, the output is compared at dropout 0, and `dropout.still_drops` checks the dropout.

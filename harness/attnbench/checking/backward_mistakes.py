@@ -38,10 +38,11 @@ def recomputed(
     has_delta: bool = True,
     is_own: bool = False,
 ) -> Tensor:
-    """Return the right context with a wrong variant of FlashAttention's backward pass, which recomputes the weights.
+    """Return the right context (B, H, R, V); its gradient is that of FlashAttention's backward pass with an error.
 
-    `weights(results)` is the recomputed P; dS is the gradient of `scores(results)`. If `has_delta` is False, delta is
-    left out. If `is_own` is True, delta is rowsum(P * dP) with the recomputed P, instead of rowsum(dO * O).
+    That pass recomputes the weights P: here they are `weights(results)`. The gradient dS flows to `scores(results)`.
+    If `has_delta` is False, delta is left out. If `is_own` is True, delta is rowsum(P * dP) with the recomputed P,
+    instead of rowsum(dO * O). Notation as in this module's docstring.
     """
     again, value = weights(results).detach(), results["value"]
     flow = again * moved(scores(results))
@@ -108,9 +109,10 @@ def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], 
 
 
 def gathered_over_others(results: Results, mask: RowMask, *, names: tuple[str, ...], readers: int) -> Tensor:
-    """Return the right context with a wrong gradient: for operands in `names`, key/value head g sums wrong query heads.
+    """Return the right context with a wrong gradient of the operands in `names`: it sums the wrong query heads.
 
-    It sums query heads g, g + G, ..., instead of the `readers` = H / G query heads that read key/value head g.
+    The gradient of key/value head g sums query heads g, g + G, ..., instead of the `readers` = H / G query heads that
+    read this head.
     """
     number = results["query"].shape[1]
     head = torch.arange(number)

@@ -43,7 +43,10 @@ class FormError(ValueError):
 
 @dataclass(eq=False)
 class Instance:
-    """One module of the implementation under test. Other `weights` are loaded into the same module in place."""
+    """One module of the implementation under test; the object itself identifies the module.
+
+    If `weights` is replaced, the next call loads the new weights into the same module, in place.
+    """
 
     weights: Weights
 
@@ -54,7 +57,8 @@ class Call:
 
     Tensors that are the same object, or share memory, do so in the call, too. Calls with the same `instance` use
     one module. If `grad_output`, the output's gradient, is given, the answer has the gradients of all tensors and
-    weights except those in `frozen`, from the last of `num_passes` backward passes. A `seed` is set before the call.
+    weights except those in `frozen`, from the last of `num_passes` backward passes. If `seed` is given, it becomes
+    torch's random seed before the call.
     """
 
     workload: Workload
@@ -93,8 +97,8 @@ class Answer:
 class Caller(Protocol):
     """Makes calls of one implementation; its exceptions propagate.
 
-    `is_approximate` and `has_cache` are those of the implementation. `has_pack` says whether the latest module has a
-    method `pack`, which maps canonical weights to its parameters.
+    `is_approximate` and `has_cache` are attributes of the implementation. `has_pack` says whether the latest module has
+    a method `pack`, which maps canonical weights (`Weights`) to the module's parameters.
     """
 
     is_approximate: bool
@@ -113,7 +117,7 @@ class Caller(Protocol):
         """
 
     def pull_back(self, answer: Answer, grad_output: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of one of the last NUM_CALLS calls, as in `Answer`; none without a graph.
+        """Return the gradients of one of the last NUM_CALLS calls, as in `Answer`; {} if the call built no graph.
 
         No call in another mode may use the same tensors or the same instance in between.
 
@@ -123,11 +127,18 @@ class Caller(Protocol):
         """
 
     def pull_back_twice(self, answer: Answer, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return an earlier call's second derivatives by name, as `case.pull_back_twice` gives them; none if 0."""
+        """Return second derivatives of an earlier call by name: gradients of s, the sum of first gradients * `along`.
+
+        `along` has one tensor for each differentiated input, in the shape of this input. Inputs that do not affect s
+        are missing from the result.
+        """
 
 
 def call_on(inputs: Inputs, workload: Workload, *, mode: str = "", grad_output: Tensor | None = None) -> Call:
-    """Build a call of a new instance on these inputs, without copying them; the workload's direction sets the mode."""
+    """Build a call of a new module on these inputs, without copying them.
+
+    The default `mode` is NO_GRAD if the workload's direction is inference, else GRAD.
+    """
     alike = {id(tensor): tensor.detach() for tensor in inputs.tensors.values()}
     return Call(
         workload=workload,
@@ -268,7 +279,7 @@ def _mode(name: str) -> AbstractContextManager[Any]:
 def _is_overwritten(called: _Called) -> bool:
     """Return whether a later call changed the output of a call; False if the output shares memory with an input.
 
-    The kept copy then becomes the changed output, so that one change counts once.
+    If it did, the kept copy is replaced by the changed output, so that one change counts once.
     """
     now = called.output.detach()
     if now.untyped_storage().data_ptr() in {each.untyped_storage().data_ptr() for each in called.call.tensors.values()}:
@@ -280,9 +291,10 @@ def _is_overwritten(called: _Called) -> bool:
 
 
 def canonical_gradients(module: nn.Module, weights: Weights, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the gradients `given` of a module's parameters to those of canonical weights, by name: `NAME weights`.
+    """Convert gradients of a module's parameters (`given`) to gradients of the canonical `weights`, as `NAME weights`.
 
-    `pack` is linear, so autograd applies its transpose. The gradient of a weight that no parameter contains is 0.
+    The module's method `pack` maps weights to parameters. It is linear, so autograd applies its transpose. The gradient
+    of a weight that no parameter contains is 0.
 
     Raises:
         ValueError: `pack` does not name every parameter, so some gradient would go unchecked.
@@ -303,7 +315,7 @@ def canonical_gradients(module: nn.Module, weights: Weights, given: Mapping[str,
 
 
 def require_gradients(call: Call, gradients: Mapping[str, Tensor], *, has_pack: bool) -> None:
-    """Require a gradient of each input and weight that needs one, in its shape and dtype.
+    """Require a gradient of each input and weight that needs one, in the shape and dtype of that input or weight.
 
     Raises:
         FormError: a gradient is missing, or has another shape or dtype.
@@ -328,7 +340,7 @@ def require_form(workload: Workload, output: Tensor) -> None:
 
 
 def require_plain(name: str, tensor: object) -> None:
-    """Raise FormError unless `tensor` is a dense torch.Tensor; a subclass might compute only when it is read."""
+    """Raise FormError unless `tensor` is dense and exactly a torch.Tensor; a subclass might delay its computation."""
     if type(tensor) is not Tensor:
         kind = type(tensor)
         raise FormError(f"the {name} is a {kind.__module__}.{kind.__qualname__}; it must be exactly a torch.Tensor")

@@ -1,10 +1,11 @@
 """Diagnose a wrong candidate in words: the known mistake that explains its answers, and the first step that differs.
 
 A candidate is the implementation under test. Its grade does not depend on the diagnosis. Simple explanations come
-first: a convention, a constant factor, or computation in float32. Then every mistake of the catalogue is computed on
-one probe that shows the error, and the nearest mistakes are compared with the candidate on all probes, within the
-tolerance of the check. If some rows are right, a mistake may explain only the wrong ones. If no mistake fits, the
-candidate's weights are recovered from its outputs and described. Shapes as in the contract; R query rows.
+first: a convention (an accepted difference from SDPA, such as NaN for a query that sees no key), a constant factor, or
+computation in float32. Then every mistake of the catalogue is computed on one probe (kind of inputs) that shows the
+error, and the nearest mistakes are compared with the candidate on all probes, within the tolerance of the check. If
+some rows are right, a mistake may explain only the wrong ones. If no mistake fits, the candidate's weights are
+recovered from its outputs and described. Shapes as in the contract; R query rows.
 """
 
 import contextlib
@@ -114,16 +115,18 @@ def finding(words: str, names: Iterable[str], step: str, more: str = "", *, is_b
 
 
 class Evidence:
-    """A candidate's answers to one probe."""
+    """A candidate's answers to one probe (kind of inputs), with the right answers and their tolerances."""
 
     def __init__(self, caller: Caller, reference: Reference, convention: str | None = None) -> None:
-        """Call the candidate; its exceptions propagate. `convention` is its convention on other probes, if known.
+        """Call the candidate; its exceptions propagate.
 
-        Unused slots of a cache contain 0 in this call instead of NaN, so the output is finite even if code reads them.
+        `convention` names its answer to queries that see no key (a key of CONVENTIONS, or "" for none), if other inputs
+        have already shown it. Unused slots of a key/value cache contain 0 instead of NaN in this call, so that the
+        output is finite even if the code reads them.
         """
         seen, here = apply_empty_row_convention(call_candidate(caller, reference, ZEROS), reference, convention)
         _, wider = output_error(seen.output, reference)
-        if wider is not reference:  # a row of a long output is wrong that `reference` does not compare
+        if wider is not reference:  # a row of a long output is wrong, and `reference` does not compare it
             reference, (seen, here) = (
                 wider,
                 apply_empty_row_convention(call_candidate(caller, wider, ZEROS), wider, convention),
@@ -154,7 +157,7 @@ class Evidence:
         return ~((self.observed[name] - self.expected[name]).abs() <= share * self.limits[name])
 
     def distance(self, mistake: Mistake, region: Tensor | None = None, *, is_quick: bool = False) -> float:
-        """Return the largest distance between the candidate's and the mistake's outputs, in units of rows' tolerances.
+        """Return the largest difference between the candidate's and the mistake's outputs, divided by the tolerance.
 
         The mistake's output is computed in float64 and in the candidate's dtype. The smaller distance counts, and the
         difference between the two outputs widens the tolerance. `region`, boolean (B, H, R) or (B, R), marks the rows
@@ -173,7 +176,11 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Return whether each tensor is near the mistake's, and each in `wrong` is far from the right one."""
+        """Return whether a mistake explains every tensor: each is near the mistake's tensor of the same name.
+
+        A tensor that is named in `wrong` and has errors beyond its limits must also be much nearer to the mistake's
+        tensor than to the right one.
+        """
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows)
         exact, own = answers(), dict[str, Tensor]()
@@ -198,9 +205,9 @@ class Evidence:
 def explain(
     references: References, candidate: Implementation | Caller, wrong: Agreement, rejects: Collection[str] = ()
 ) -> Agreement:
-    """Add a diagnosis to the agreement of a wrong candidate. The candidate is called again; its exceptions propagate.
+    """Add a diagnosis to the agreement (`wrong`) of a wrong candidate, which is called again; exceptions propagate.
 
-    Computing float64 inputs in float32 counts as a convention, not as a mistake, unless `rejects` contains it.
+    Computing float64 inputs in float32 is a convention (an accepted difference), unless `rejects` contains FLOAT32.
     """
     caller = caller_of(candidate)
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
@@ -478,7 +485,7 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 
 def _known(evidence: list[Evidence]) -> Finding | None:
-    """Return a finding if mistakes explain the output or, where only some of its rows are wrong, these; else None."""
+    """Return a finding if known mistakes explain the output or, if other rows are right, its wrong rows; else None."""
     if not any(each.is_wrong("output") for each in evidence):
         return None
     workload, where = evidence[0].reference.workload, ""

@@ -193,7 +193,7 @@ def share(trial: DropoutTrial) -> str:
 
 
 def mean(trial: DropoutTrial) -> str:
-    """Apply `still_drops` at a longer length; in scope `attention` it checks that weights add up to 1 on average."""
+    """Check at a longer length that two calls differ and, in scope `attention`, that weights add up to 1 on average."""
     longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged  # several tiles
     plain = msgspec.structs.replace(longer, direction="forward")
     call = trial.new_call(place(draw_normal(plain, trial.seed), plain), plain)
@@ -282,7 +282,7 @@ def still_drops(case: Case) -> str:
 
 
 def drops(workload: Workload, mask: BoundMask, one: Tensor, other: Tensor) -> str:
-    """Compare the outputs of two calls as `still_drops` does."""
+    """Compare the outputs of two calls as `still_drops` does; return a description of the error, or ""."""
     p, empty = workload.dropout, mask.empty
     num_rows = workload.num_heads * (workload.batch_size * workload.seq_len if empty is None else int((~empty).sum()))
     rounding = min(16 * torch.finfo(one.dtype).eps, 2e-3) * float(one.abs().max())  # roundings depend on addresses

@@ -15,14 +15,17 @@ def transposed(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def offset(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Store a tensor in a buffer at an offset of one number or of `alignment_bytes`, whichever is larger."""
+    """Copy a tensor into a buffer, one element or `alignment_bytes` after its start (the larger); return the view."""
     step = max(1, alignment_bytes // tensor.itemsize)
     buffer = torch.empty(tensor.numel() + step, dtype=tensor.dtype, device=tensor.device)
     return buffer[step:].view(tensor.shape).copy_(tensor)
 
 
 def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Store (B, H, T, K) as (B, T, H, K), each row padded by at least GAP unused numbers to keep `alignment_bytes`."""
+    """Store (B, H, T, K) as (B, T, H, K), with at least GAP unused numbers after each row of K numbers.
+
+    The padded length of a row is a multiple of `alignment_bytes`.
+    """
     moved = tensor.transpose(1, -2)
     step = max(1, alignment_bytes // tensor.itemsize)
     width = -(-(moved.shape[-1] + GAP) // step) * step
@@ -60,7 +63,7 @@ _WRITTEN: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
 
 
 def _written(mask: Tensor, _: tuple[int, ...]) -> Tensor:
-    """Write a mask into the tensor kept for masks of its shape, dtype and device; return this tensor."""
+    """Copy a mask into a tensor that is reused for all masks of this shape, dtype and device; return that tensor."""
     return _WRITTEN.setdefault((mask.shape, mask.dtype, mask.device), torch.empty_like(mask)).copy_(mask)
 
 

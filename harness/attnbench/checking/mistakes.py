@@ -1,8 +1,8 @@
 """The catalogue of known mistakes: the diagnosis names them, and `nox -s detection` counts how many the check finds.
 
 A mistake is the textbook form with some steps replaced (checking/steps.py). Each function in KINDS yields the mistakes
-of one kind that are possible at a workload. To add one without variants, add a line to a table above `singles`. Shapes
-as in the contract; R chosen query rows.
+of one kind that are possible at a workload. To add a mistake that has only one form (no parameter such as a size), add
+a line to a table above `singles`. Shapes as in the contract; R chosen query rows.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ OPERANDS = {"query": (0,), "key": (1,), "value": (2,), "keys and values": (1, 2)
 """Groups of operands, as indices among the arguments of the step `heads`."""
 OUTPUT = "output"
 BETWEEN_ROWS = {"batch_for_positions", "heads_for_positions", "query_key_swapped", "softmax_over_queries"}
-"""Mistakes without variants in which a query's answer depends on other queries: they need all query rows."""
+"""Mistakes of `singles` in which a query's answer depends on other queries: they need all query rows."""
 BLOCKS = (16, 32, 64, 128, 256)
 HEAD_BLOCKS = (2, 4, 8)
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # keys in a tile
@@ -117,7 +117,10 @@ def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
 
 
 def by_head(mask: RowMask) -> Tensor:
-    """Return, for head h of batch row b, the mask of batch row (b * H + h) mod B: boolean (B, H, R, S)."""
+    """Return a wrong mask (B, H, R, S): head h of batch row b gets the mask of batch row (b * H + h) mod B.
+
+    Code does this if it repeats the masks to B * H rows with `repeat` instead of `repeat_interleave`.
+    """
     batch_size, num_heads = mask.sizes[0], mask.num_heads
     place = torch.arange(batch_size * num_heads).view(batch_size, num_heads) % batch_size
     return mask.seen[place, 0]
@@ -267,8 +270,9 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
 def other_blocks(workload: Workload) -> Iterator[Mistake]:
     """Yield mistakes in which query heads read keys and values of the wrong head.
 
-    Head h of batch row b has number n = b * H + h, and reads the keys and values of number n % m, where m is a power of
-    2. In other mistakes, groups of 2, 4 or 8 neighbouring query heads read the key/value head of their first member.
+    In some of them, head h of batch row b, which has number n = b * H + h, reads the keys and values of number n % m,
+    where m is a power of 2. In the others, groups of 2, 4 or 8 neighbouring query heads read the key/value head of
+    their first member.
     """
     number = workload.batch_size * workload.num_heads
     for most in (power for power in BLOCKS if power < number):
@@ -565,7 +569,7 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
 
 
 def fills(workload: Workload) -> Iterator[Mistake]:
-    """Yield mistakes that replace the scores of hidden keys by a finite number, or add one to these scores."""
+    """Yield mistakes that replace the scores of hidden keys by a finite number, or add such a number to them."""
     if not workload.mask_rule.hides:
         return
     nothing: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks) * m.seen.any(dim=-1, keepdim=True)  # noqa: E731
@@ -615,7 +619,7 @@ def slopes_of(num_heads: int) -> Iterator[tuple[str, Tensor]]:
 def unshifted(masked: Tensor, mask: RowMask, *, is_in_maximum: bool) -> Tensor:
     """Compute the weights if the maximum is subtracted from the scores, but not from the sink.
 
-    It is the maximum of the scores or, if `is_in_maximum`, of scores and sink.
+    The maximum is that of the scores or, if `is_in_maximum`, of scores and sink.
     """
     assert mask.sinks is not None
     sinks = mask.sinks.to(masked.dtype)
@@ -650,7 +654,7 @@ def usual(masked: Tensor, _: RowMask, dim: int = -1) -> Tensor:
 
 
 Table = dict[str, dict[str, Any]]
-"""Mistakes without variants: the replaced steps, by the mistake's name, which `attnbench explain` describes."""
+"""Mistakes that have only one form: the replaced steps, by name. `attnbench explain` describes each name."""
 OF_HEADS: Table = {
     "heads_for_positions": {  # attention among the heads of one position
         "heads": after("heads", lambda operands: tuple(each.transpose(1, 2) for each in operands)),
@@ -710,7 +714,7 @@ OF_SOFTCAP: Table = {
 
 
 def singles(workload: Workload) -> Iterator[Mistake]:
-    """Yield the mistakes without variants that are possible at a workload."""
+    """Yield the known mistakes that have only one form (no parameter such as a size) and can occur at a workload."""
     rule, heads, groups = workload.mask_rule, workload.num_heads, workload.num_kv_heads
     is_module = workload.scope == "module"
     is_packed = (heads, workload.head_dim) == (groups, workload.value_dim)

@@ -29,13 +29,13 @@ FULL_CHECK_PAIRS = 2**22
 PART_PAIRS = 2**25
 """With more scores (B * H * R * S), each batch row, head and block of rows is computed separately, to limit memory."""
 MOST_PAIRS = 2**32
-"""Beyond this many scores no form is evaluated at every row: it would take minutes."""
+"""Beyond this many scores no textbook form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16  # fewest rows of a tile; `checked_rows` draws one row of each tile
 MOST_TILES = 512  # most tiles of one workload, so at long lengths tiles have more rows than SMALLEST_TILE
 
 
 def on_host(workload: Workload) -> Workload:
-    """Move a workload with few scores to the host, where the oracle judges code of another process faster.
+    """Return the workload with device "cpu" if it has few scores, because the oracle is faster there; else unchanged.
 
     On a GPU, each of the oracle's thousands of small operations would be a kernel launch. With a
     `float32_matmul_precision` other than `highest` the workload stays on its device, because TF32 exists only there.
@@ -387,7 +387,10 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..
 
 
 def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
-    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload has `rotary`; `sign` -1 rotates them back."""
+    """Return query (B, H, R, K) and key (B, G, S, K), rotated if the workload has `rotary`, and the unchanged value.
+
+    `rows` (R,) has the positions of the query rows. `sign` -1 rotates them back. No tensor is changed in place.
+    """
     query, key, value = heads
     if workload.rotary == "none":
         return heads

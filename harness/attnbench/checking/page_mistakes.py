@@ -1,8 +1,9 @@
 """Known mistakes of functions that read a paged cache, by kind: each function in KINDS yields the mistakes of one kind.
 
-A mistake is textbook attention over a batch of requests, with some steps replaced as in mistakes.py. There, keys and
-values are in the order of the requests; `Pages` maps them to slots of the page pool, so that code which reads a wrong
-slot gets another key, or 0 from an unused slot. Shapes as in the contract; T and S count tokens of all requests.
+A mistake is textbook attention over a batch of requests, with some steps replaced as in mistakes.py. The textbook form
+has keys and values in the order of the requests. `Pages` maps them to slots of the page pool, so that code which reads
+a wrong slot gets another key, or 0 from an unused slot. Shapes as in the contract; T and S count tokens of all
+requests.
 """
 
 import math
@@ -46,7 +47,7 @@ class Pages:
         return self.between(mask, self.query - self.cache.window + 1 if self.cache.window else 0 * last, last)
 
     def between(self, mask: RowMask, first: Tensor, last: Tensor) -> Tensor:
-        """Return whether each key is of the query's request and at a position from `first` to `last` (T,): (R, S)."""
+        """Return whether each key belongs to the query's request, at a position from `first` to `last` (T,): (R, S)."""
         own, first, last = (each[mask.rows, None] for each in (self.of_query, first, last))
         return (own == self.of_key) & (first <= self.key) & (self.key <= last)
 

@@ -78,9 +78,9 @@ def draw_near(workload: Workload, seed: int) -> Inputs:
 def draw_needles(workload: Workload, seed: int) -> Inputs:
     """Draw queries that each point at one key (a needle): near the query, at an end, at a tile's edge, or at random.
 
-    A query points at a key if this key has nearly all of its weight. If code omits the key, the output shows it; an
-    average of many values would hide it. Each row of the values encodes its index in signs, so a wrong row shows. In
-    scope `module`, where inputs are projected, the inputs are normal ones times 3.
+    A query points at a key if nearly all of the query's weight is on this key. If code omits the key, the output shows
+    it; an average of many values would hide it. Each row of the values encodes its index in signs, so a wrong row
+    shows. In scope `module`, where inputs are projected, the inputs are normal ones times 3.
     """
     inputs = normal(workload, seed)
     if workload.scope == "module":

@@ -36,8 +36,8 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SCREENED = "needles"
-"""The probe on which every row of a long output is screened, that is, compared with a plain textbook evaluation. On
-this probe no row of the output is a mean of many values, so none is near 0."""
+"""The probe (kind of inputs) on which every row of a long output is screened, that is, compared with a plain textbook
+evaluation. On this probe no row of the output is a mean of many values, so none is near 0."""
 NUM_SUSPECTS = 8
 """Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
@@ -64,8 +64,8 @@ SUMMED = "gradient of value"
 """The gradient whose tolerance may depend on the size of intermediate sums over heads: see `group_sum`."""
 
 NEARER = 0.25
-"""An answer to queries that see no key follows a convention only if its distance from the convention's answer is less
-than this share of its distance from 0."""
+"""An answer to queries that see no key follows an accepted convention, such as the mean of all values, only if its
+distance from the convention's answer is less than this share of its distance from 0."""
 EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
 """Allowed difference between an answer to queries that see no key and a convention's answer, beyond the tolerance:
 EMPTY_YARDSTICKS times the rounding error of the convention's answer in the dtype, plus EMPTY_ROUNDINGS roundings."""
@@ -261,7 +261,7 @@ class Reference:
 
     @cached_property
     def drawn(self) -> Inputs:
-        """The candidate's inputs in float64 on the CPU, rounded to the dtype."""
+        """The inputs that the candidate gets: rounded to the workload's dtype, then stored in float64 on the CPU."""
         return self._rounded.map(torch.Tensor.double)
 
     def answers_of(
@@ -307,9 +307,10 @@ class Reference:
 
     @cached_property
     def screen(self) -> Tensor | None:
-        """The textbook output at every row, in float32 at least, if the rows are screened; else None.
+        """A cheap second answer for all rows: the textbook output in float32 or wider; None where it is not needed.
 
-        Rows are screened on the probe SCREENED if the oracle computes only some of them, up to MOST_PAIRS scores.
+        At long lengths the oracle computes only some rows; it then also checks the rows where an output is furthest
+        from this tensor. Computed only for the inputs named SCREENED, and for at most MOST_PAIRS scores.
         """
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
@@ -574,15 +575,17 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
 def apply_empty_row_convention(
     seen: Observation, reference: Reference, only: str | None = None
 ) -> tuple[Observation, str]:
-    """Replace conventional answers to queries that see no key by right ones; return (observation, convention's name).
+    """Replace accepted answers to queries that see no key by right ones; return (observation, convention's name).
 
-    The right answer is 0, as in scaled_dot_product_attention; other CONVENTIONS do not count as wrong. The textbook
-    form gives NaN. A mask with a large finite number instead of -inf gives the mean of all values or, if the scores
-    keep their differences, attention without a mask, as in cuDNN. NaN in gradients is replaced, too, where the textbook
-    form has it. After a finite answer no gradients are compared, because such queries contribute to them.
+    The right answer is 0, as in scaled_dot_product_attention; the other answers in CONVENTIONS, here called
+    conventions, do not count as wrong. The textbook form gives NaN. A mask with a large finite number instead of -inf
+    gives the mean of all values or, if the scores keep their differences, attention without a mask, as in cuDNN. NaN in
+    gradients is replaced, too, where the textbook form has it. After a finite answer no gradients are compared, because
+    such queries contribute to them.
 
     If there are no such queries, or if their answer is right or follows no convention, nothing is replaced, and the
-    name is "". `only` is the convention on another probe, if known: the convention must be the same on all probes.
+    name is "". `only` is the convention on another probe (kind of inputs), if known, because it must be the same on all
+    probes.
     """
     every = None if only == "" else _empty_rows(seen, reference)
     if every is None or not (empty := every[..., reference.rows]).any():

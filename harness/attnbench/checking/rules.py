@@ -107,7 +107,7 @@ with these values. If a rule does not apply, the item is (rule's name, workload)
 
 
 class Rule(NamedTuple):
-    """A rule and its axes, such as `USUAL`: it is tried once for each combination of the axes' values.
+    """A rule, and its axes (properties of a workload): it is tried once for each combination of the axes' values.
 
     If `is_noted`, a violation is only noted. If `may_refuse`, an error that the candidate raises, such as one about a
     layout, is only noted, too.
@@ -258,7 +258,7 @@ class Candidate:
 
 @rule("right when short", *USUAL, "square")
 def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that the answer is right at the short length, which the other rules assume."""
+    """Check that the answer is right at the short length; the other rules assume this."""
     yield candidate.off(candidate.usual_output, candidate.normal)
 
 
@@ -575,7 +575,7 @@ def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -
 
 @rule("sizes", "scope", "direction", "dtype")
 def _sizes(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that gradients scale with the incoming gradient, and that a factor moved to the key changes nothing."""
+    """Check that gradients scale with the incoming gradient, and that query / c with key * c gives the same output."""
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     if (usual := candidate.grad_output) is not None:
 
@@ -630,7 +630,10 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
-    """Convert a violation whose description contains `only` to a note of `convention`; return other outcomes as is."""
+    """Convert a violation whose description contains `only` to a note; return other outcomes unchanged.
+
+    The note names `convention`, the accepted difference from SDPA (a key of CONVENTIONS) that explains the violation.
+    """
     if isinstance(outcome, str) and outcome and only in outcome:
         return RuleResult(rule="", holds=False, found=outcome, is_noted=True, convention=convention)
     return outcome
@@ -707,7 +710,10 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("bias in float32", "scope", "direction", "half", "mask", is_noted=True)
 def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a float32 bias is not rounded to the query's half precision: adding a constant must change nothing."""
+    """Check that a float32 bias is not rounded to the query's half precision.
+
+    The bias plus a large constant must give the same output; in half precision, the sum would lose digits of the bias.
+    """
     workload = candidate.workload
     is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
     if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:
@@ -985,7 +991,7 @@ def examine(
 
 
 def _rejected(result: RuleResult) -> RuleResult:
-    """Return a rule's result in which a violation is no longer a note or a convention."""
+    """Return a rule's result whose violation counts as wrong, instead of as a note or an accepted convention."""
     return msgspec.structs.replace(result, is_noted=False, convention="")
 
 

@@ -160,7 +160,10 @@ def _execute(planned: Plan, templates: Sequence[Template], replay: Path | None, 
 
 
 def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
-    """Certify the invariance of every implementation at each shape of a plan; return the exit code."""
+    """Check that each answer has the same bits in any batch, padding or chunk (its invariance); return the exit code.
+
+    Every implementation of the plan is tried at each of the plan's shapes.
+    """
     certificates = []
     for shape, spec in product(one_off_tasks.shapes(planned.workloads), planned.implementations):
         running.print_note(f"trying {spec} at {shape.id}")
@@ -182,7 +185,7 @@ def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
 
 
 def _print_certificate(certificate: Certificate) -> None:
-    """Print the verdict of a certificate, each violated law, and the laws that were not tried, with the reasons."""
+    """Print whether an implementation is invariant, each law that it violates, and why other laws were not tried."""
     shape = certificate.workload
     plain, keys = Workload().axes(), f"S={shape.kv_len}"
     if shape.requests:
@@ -265,7 +268,7 @@ def _interpreted(options: SelectionOptions) -> SelectionOptions:
 
 
 def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], dict[str, Declared], dict[str, str]]:
-    """Return the usable ones of the named specs, declarations by spec, and problems of unusable ones by spec or name.
+    """Return the usable specs among the named ones, the declarations by spec, and the problems by spec or name.
 
     Raises:
         ValueError: implementations are named, and none of them is usable.

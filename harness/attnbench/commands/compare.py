@@ -74,7 +74,13 @@ def _measured(base: str, candidate: str, options: TimingOptions, results: Path, 
 
 
 def _require_sides(resumed: Plan, base: str, candidate: str, named: list[str], folder: Path) -> None:
-    """Raise ValueError unless the sides and files of a stored comparison were named again."""
+    """Check that the user who resumes a comparison named both compared states, and all files outside them, again.
+
+    A journal may come from someone else, so it must not decide which code runs.
+
+    Raises:
+        ValueError: something was not named again; the message says what to type.
+    """
     assert resumed.sides is not None
     if not (base and candidate and revisions.are_as_given(resumed.sides, (base, candidate), folder)):
         again = f"type {resumed.resume_command(folder.name)} if you trust it"

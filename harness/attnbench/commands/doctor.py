@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BUSY_SHARE = 0.3  # share of busy processors above which there is advice
 STEAL_PERCENT = 1.0  # percent of time stolen by the hypervisor above which there is advice
 NOISY_SHARE = 0.02  # relative difference between times of identical code above which there is advice
-AGAIN, AGAIN_S = "the same again", 10.0  # name of the second of two identical arms; seconds of their comparison
+AGAIN, AGAIN_S = "the same again", 10.0  # name of the second of two identical functions; seconds of their comparison
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
 """Findings that must be equal on hosts whose times are compared."""
 NOISE_ERROR = 0.05  # two-sided error probability of the interval of the noise floor
@@ -97,7 +97,7 @@ def limits() -> str:
 
 
 def noise_floor() -> Finding:
-    """Measure the noise floor: time two arms with identical code in interleaved blocks, with the threads of a run."""
+    """Measure the noise floor: time two identical functions in interleaved blocks, with as many threads as a run."""
     import torch
 
     from attnbench.timing.functions import FunctionComparison

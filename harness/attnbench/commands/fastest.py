@@ -140,7 +140,10 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
 
 
 def print_crossings(results: Results) -> None:
-    """Print the crossovers of each pair, and the ratio of its times at each size; undecided ratios are marked."""
+    """Print where each pair of implementations crosses over, and the ratio of their times at each size.
+
+    Undecided ratios are marked; --quiet leaves out the tables of ratios.
+    """
     print_troubles(results)
     for crossing in recommended.crossings(results):
         if len(results.plan.ladders) > 1:

@@ -23,8 +23,8 @@ Stamps = dict[Path, tuple[int, int]]
 def watch(named: Iterable[str], check: Callable[[], Conclusion | ExitCode], templates: Iterable[Template]) -> NoReturn:
     """Call `check` now and after each save of a named file, or of a module in its folder that it imports.
 
-    Before each new check, the templates forget results of the old code. If a check raises ValueError or OSError, as for
-    a file with a syntax error, print the message, and wait for the next save.
+    Before each new check, the templates (the processes that start workers) forget results of the old code. If a check
+    raises ValueError or OSError, as for a file with a syntax error, print the message, and wait for the next save.
 
     Raises:
         ValueError: no named implementation is in a file.

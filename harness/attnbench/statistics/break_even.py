@@ -7,7 +7,7 @@ import msgspec
 
 from attnbench.storage.records import Verdict
 
-LARGEST_EXACT = 100  # numbers of calls from this on are rounded to two digits
+LARGEST_EXACT = 100  # larger numbers of calls are rounded to two digits
 
 
 class Payoff(enum.StrEnum):

@@ -1,9 +1,9 @@
 """Choose the fastest of several arms that were sampled in the same blocks, and judge every other arm against it.
 
-An arm is an implementation that takes part in a block. Even-numbered processes choose the fastest arm, and odd-numbered
-processes judge the other arms. If the same processes chose and judged, the lead of the chosen arm would include their
-luck. Noise in the choice can at worst select another arm that is about as fast, so a lead is underestimated rather than
-overestimated.
+An arm is an implementation that takes part in a block, which samples each arm once. Even-numbered processes choose the
+fastest arm, and odd-numbered processes judge the other arms. If the same processes chose and judged, the lead of the
+chosen arm would include their luck. Noise in the choice can at worst select another arm that is about as fast, so a
+lead is underestimated rather than overestimated.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,7 +20,7 @@ CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES  # processes that a choice needs: half
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The leader, which is the fastest arm, and the judgement of each other arm relative to it."""
+    """The leader (the fastest arm), and the judgement of each other arm relative to the leader."""
 
     leader: str  # name of an implementation, like `reference` and the keys of `others`
     reference: str  # the baseline or, if it has no samples, the first arm that has some
@@ -39,11 +39,12 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """Choose the leader among the arms that share blocks with the reference; judge the other arms against the leader.
+    """Choose the fastest of several arms, the leader; judge every other arm against the leader.
 
-    `taken` has the samples of one workload, by arm. Blocks in `discarded` are ignored. `candidates` has the names of
-    the implementations to compare (None: all). The result is None if none of them can be compared. The reference is the
-    baseline or, if it has no samples, the first of `arms` that has some.
+    Only arms that were sampled in the same blocks as the reference take part. The reference is the baseline or, if it
+    has no samples, the first of `arms` that has some. `taken` has the samples of one workload, by arm. Blocks in
+    `discarded` are ignored. `candidates` has the names of the implementations to compare (None: all). The result is
+    None if none of them can be compared.
     """
     baseline = Arm(implementation=plan.baseline)
     reference = next((arm for arm in (baseline, *arms) if len(taken.get(arm, ()))), baseline)

@@ -1,4 +1,8 @@
-"""Compute the effects of a run (log ratios of an arm's time to its reference's), and judge them together."""
+"""Compute the effects of a run (log ratios of an arm's time to its reference's), and judge them together.
+
+An arm is an implementation that takes part in a block, which samples each arm once. A visit consists of a few blocks of
+one workload in one process.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -37,12 +41,15 @@ def run_numbers(
 
 
 def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
-    """Compute the effect of each comparison, by key; if the plan has two sides, also WHOLE: the mean of all cells."""
+    """Compute the effect (log ratio of times) of each comparison, by key.
+
+    If the plan compares two states of the code, WHOLE has the mean of all cells.
+    """
     known = {key: effect_of(visits) for key, visits in logs.items()}
     if plan.sides is None or not logs:
         return known
     cells = [by_process(visits) for visits in logs.values()]
-    if shared := set.intersection(*map(set, cells)):  # only processes that visited all cells, for comparable means
+    if shared := set.intersection(*map(set, cells)):  # only processes that timed all cells, for comparable means
 
         def mean(epoch: int) -> float:
             return sum(cell[epoch] for cell in cells) / len(cells)

@@ -35,7 +35,10 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add the new ones of all visits so far (`visits`); return all discarded blocks by workload."""
+        """Add the visits that are new in `visits`, all visits so far; return all discarded blocks by workload.
+
+        A visit has the probes of a short series of blocks.
+        """
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)

@@ -24,8 +24,8 @@ values."""
 NORMAL_MAD = 1.4826  # standard deviation of normally distributed values, divided by their median absolute deviation
 
 Array = NDArray[np.float64]
-Visit = tuple[int, int]  # epoch (the process's number), visit
-Block = tuple[int, int, int]  # epoch, visit, block
+Visit = tuple[int, int]  # epoch (the number of the process), and number of the visit in this process
+Block = tuple[int, int, int]  # epoch, visit, and number of the block in this visit
 Group = TypeVar("Group")
 
 
@@ -132,7 +132,10 @@ def visit_numbers(
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
-    """Average the log ratios of the visits of each process; return one log ratio for each process, by epoch."""
+    """Average the log ratios of each process; return one mean for each process, by its number (its epoch).
+
+    A process contributes a log ratio for each of its visits, that is, short series of timed blocks.
+    """
     return means_of((epoch, log) for (epoch, _), log in visits.items())
 
 

@@ -97,7 +97,10 @@ def _described(record: Record | None) -> str:
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """If a check failed, return its mistakes, step and broken rules; otherwise the message up to its first colon."""
+    """Return what identifies a failure, to compare failures of two runs.
+
+    It is a failed check's mistakes, step and broken rules; for other failures, the message up to its first colon.
+    """
     agreement = record.agreement
     if agreement is None or agreement.agrees:
         return (record.message.partition(":")[0],)
