@@ -108,7 +108,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleAdapter:
-    """A kind of module: `make` creates one, `layout` has the places of its weights, `declared` has other facts.
+    """A user's module: `make` creates it, `layout` has the places of its weights, and `declared` has other facts.
 
     `declared.call` is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D); in
     self-attention the context is x. `takes` are axes, such as `scale`, that `call` passes on to the module.

@@ -44,9 +44,10 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 class Signature:
     """A function of query, key and value; `names` maps the KEYWORDS that it takes to its own parameter names.
 
-    `spec` is its name in messages. `omitted` has its parameter for the scale if the default is None, and that for the
-    window if there is a default: the harness leaves out the scale if it is 1 / sqrt(K), and the window if it has no
-    limit. If a call fails without them, the harness clears `omitted`, so that every later call passes both.
+    `spec` is its name in messages. `omitted` has the names of parameters that the harness leaves out where it can: that
+    for the scale if its default is None, in calls with scale 1 / sqrt(K), and that for the window if it has a default,
+    in calls without a limit. If a call fails without them, the harness clears `omitted`, and every later call passes
+    both.
     """
 
     function: Callable[..., Tensor]

@@ -113,9 +113,11 @@ class BothScopes(ByFunction, Adapted):
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
-    """Return `function` extended by the MODULE of its file (`module`), which then computes scope `module`.
+    """Return `function` extended: scope `module`, attention with its projections, runs the class MODULE of its file.
 
-    For sizes that MODULE cannot have, the harness's projections surround the function, as they do without a MODULE.
+    `module` is the imported file. MODULE needs equal numbers of heads and equal widths of query, key and value, and an
+    output projection as wide as the input. For other sizes the harness's projections surround the function, as they do
+    for a file without MODULE.
     """
 
     def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001

@@ -181,7 +181,10 @@ def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
 
 
 def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
-    """Return keys or values (1, G, S, K) as read from a cache: rounded to its dtype, and equal in a common prefix."""
+    """Return keys or values (1, G, S, K) as read from a cache: rounded to the cache's dtype.
+
+    Requests that share a prefix get the same keys or values there.
+    """
     tensor = tensor[:, :, torch.from_numpy(cache.sources()).to(tensor.device)]
     if cache.dtype == SAME:
         return tensor

@@ -178,7 +178,7 @@ class Device(Protocol):
         """Return a function that does a small, fixed task, which takes longer while other processes use the device.
 
         On the host, the task uses `num_threads` threads, as the workload does, because a process that does not delay
-        one thread may delay two threads that wait for each other. statistics/interference.py calls the function.
+        one thread may delay two threads that wait for each other. statistics/interference.py judges the times.
         """
 
     def loads(self, dtype: str) -> list[Load]:

@@ -1,4 +1,4 @@
-"""Loads that show a device's ceilings: matrix products and copies of several sizes, measured in rounds."""
+"""Loads that show a device's ceilings (highest rates): matrix products and copies of several sizes, in rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ The limit is generous, because with a busy core even the smallest product may ta
 
 @dataclass(kw_only=True)
 class Load:
-    """A call to time, and its amount of work; for the first four fields see CeilingSample."""
+    """A call to time, with its work: a product of `size` x `size` matrices, or a copy of `size` bytes.
+
+    `amount` is the work in FLOPs, or in bytes read and written by a copy. `kind` names the load, and `dtype` is that of
+    the computation.
+    """
 
     kind: str
     dtype: str

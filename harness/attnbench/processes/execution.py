@@ -96,9 +96,10 @@ CEILINGS_S = 1.0
 threads takes at most CEILINGS_S seconds, and measuring all of them takes at most CEILINGS_SHARE of the budget; but
 FEWEST_ROUNDS (devices/loads.py) are measured in any case."""
 VERIFY_EVERY = 4
-"""The outputs of timed calls are verified in a workload's first visit, and then in one of VERIFY_EVERY visits: a fresh
-process must compute the right answers again, which takes as long as the timing. Every visit is verified if foreign code
-runs in the baseline's process, unless two sides are compared."""
+"""The outputs of timed calls are verified in a workload's first visit (a few timed blocks in one process), and then in
+one of VERIFY_EVERY visits, because each fresh process must compute the right answers again, and this takes as long as
+the timing. Every visit is verified if foreign code runs in the baseline's process, unless two states of the code are
+compared."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}  # axes that may differ between workloads of one kind
 FEWEST_TOKENS = 16
 """If `stops_when_wrong` is set, workloads with fewer keys or queries than this are checked last. With few keys, a mask
@@ -106,7 +107,7 @@ hides hardly anything; with few queries, different mistakes give similar errors.
 CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
 """Name of the sweep `check`. Its workloads with more than MANY_ROWS queries and keys, or with a product of batch size
 and number of heads above MANY_BLOCKS, are checked only on normally distributed inputs (`_has_many_rows`)."""
-WORKLOADS_OF_A_LANE = 20  # if a lane has fewer workloads, a second lane of checks is not worth its start time
+WORKLOADS_OF_A_LANE = 20  # with fewer workloads in a lane (a thread of checks), a second lane is not worth its start
 LANE_BYTES = 2**24  # largest score matrix with two lanes, in bytes: the oracle needs several copies of it in float64
 CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
 """Shares of the budget: after the first, no more cells are checked; after the second, no more metrics and operators are
@@ -170,7 +171,7 @@ class Session:
 
     @property
     def live_cells(self) -> list[tuple[Workload, Arm]]:
-        """Cells that have passed their check, workload by workload."""
+        """Cells (pairs of a workload and an arm) that have passed their check, workload by workload."""
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
 
     def limit_s(self, share: float) -> float:
@@ -234,7 +235,7 @@ class Session:
         return reply
 
     def cell(self, workload: Workload, arm: Arm) -> Target:
-        """Return the target of a request about one cell: a workload and an arm."""
+        """Return what identifies one cell in a request: workload, arm (an implementation in a role) and spec."""
         return Target(workload=workload, arm=arm, spec=self.specs[arm])
 
     def record_failure(self, cell: Target, failed: Failed) -> None:
@@ -265,15 +266,15 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 
     If the run also times calls, no check starts after half of its budget, except on the first workload. Once an
     implementation has passed a workload in such a run, workloads that differ from it only in lengths, batch size or
-    seed are checked only on normally distributed inputs, and without rules.
+    seed are checked only on normally distributed inputs, and without rules (tests of single properties of attention).
 
     If `stops_when_wrong` is set, an implementation is checked until its first wrong answer, workloads with few keys or
     queries come last, and checks end with the budget. In the sweep `check`, large workloads (`_has_many_rows`) are
     checked only on normally distributed inputs; all other workloads are checked on every kind of input.
 
-    If the session has a second worker, two lanes check at the same time. They write the same records as one lane,
-    unless the code keeps state between calls: each rule is tried in one lane only, and if `stops_when_wrong` is set,
-    results of an implementation after its first wrong one are dropped.
+    If the session has a second worker, two threads (lanes) check at the same time. They write the same records as one
+    lane, unless the code keeps state between calls. For this, each rule is tried in one lane only, and if
+    `stops_when_wrong` is set, results of an implementation after its first wrong one are dropped.
     """
     plan, status = session.plan, session.state.status
     workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
@@ -283,12 +284,12 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     first_wrong = {arm: -1 for (_, arm), found in status.items() if found is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     told = {*first_wrong}
-    held = dict[int, events.CellChecked | None]()  # new results by place of the cell; None: not checked
+    held = dict[int, events.CellChecked | None]()  # new results by the cell's index in `every_cell`; None: not checked
     limit_s = (plan.budget_s if stops_when_wrong else session.limit_s(CHECKS_SHARE)) or math.inf
     concluded = {place for cell, place in places.items() if cell in status}
 
     def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
-        """Check the cells of one lane, one after the other; put each result into `held`."""
+        """Check the cells of one lane, one after the other; put each result into `held` under the cell's index."""
         for workload in mine:
             for arm in plan.cells(workload):
                 place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None
@@ -330,7 +331,10 @@ def _record_in_order(
     held: dict[int, events.CellChecked | None],
     record: Callable[[events.CellChecked | None], None],
 ) -> None:
-    """Run `steps`, which put results into `held`; record these in the order of their cells, even after an exception."""
+    """Run `steps`, and record the results that they put into `held` in the order of the cells.
+
+    The keys of `held` are the indices of the cells. After an exception, all remaining results are recorded.
+    """
     due = 0
     try:
         with closing(steps):
@@ -393,8 +397,8 @@ def in_lanes(
 def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
     """Split workloads into those that match the first one in scope and need for gradients, and all others.
 
-    The results of a rule apply only to workloads with the same values of these two properties, so no result that one
-    part needs comes from the other.
+    The result of a rule (the test of a single property of attention) applies only to workloads that agree in both, so
+    neither part needs results of the other.
     """
     kinds = [(each.scope, each.direction == "inference") for each in workloads]
     is_first = [kind == kinds[0] for kind in kinds]
@@ -402,7 +406,7 @@ def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]
 
 
 def has_lanes(plan: Plan) -> bool:
-    """Return whether two lanes check a plan.
+    """Return whether two parallel threads (lanes) check a plan.
 
     They do if there are at least two processors, each lane gets at least WORKLOADS_OF_A_LANE workloads, and all
     workloads run on the host with score matrices of at most LANE_BYTES.
@@ -452,7 +456,7 @@ Readings = Iterable[tuple[Target, str]]  # pairs of a cell and the metric to rea
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
-    """Take the readings of cells that have not failed, until READINGS_SHARE of the budget is spent.
+    """Read metrics or operators of cells that have not failed, until READINGS_SHARE of the budget is spent.
 
     A plan with the stage "choose" has no such limit. If `is_optional` is set, failures are not recorded.
     """
@@ -533,9 +537,9 @@ def trace(session: Session) -> None:
 def kept_memory(session: Session) -> Readings:
     """Yield the readings of kept memory (memory that remains after results are freed) for each foreign implementation.
 
-    Two live cells of each implementation are read: of those with gradients, and of those without, the one with the
-    smallest score matrix. They are enough, because code that keeps memory keeps it on every workload. Workloads with
-    several ranks are left out.
+    For each implementation, at most two of the cells that passed their check are read: the one with the smallest score
+    matrix among those with gradients, and among those without. They are enough, because code that keeps memory keeps it
+    on every workload. Workloads with several ranks are left out.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
     for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
@@ -573,7 +577,10 @@ def measure_ceilings(session: Session) -> None:
 
 
 class Timing:
-    """The timing of the visits that a strategy selects; progress is reported under the stage `name`."""
+    """The timing of the visits (a few blocks of one workload in one process) that a strategy selects.
+
+    Progress is reported under the stage `name`.
+    """
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.state, self.plan, self.name = session, session.state, session.plan, name
@@ -586,7 +593,7 @@ class Timing:
         self.spent_s, self.num_visits = 0.0, 0  # in this process: seconds outside of blocks, and visits
 
     def run(self, strategy: Strategy) -> str:
-        """Run visits until the strategy ends; return its reason for ending."""
+        """Time what the strategy selects, visit by visit, until it ends; return why it ended."""
 
         def live() -> dict[str, list[Arm]]:
             return {workload: self.live(workload, self.session.specs) for workload in self.places}
@@ -594,7 +601,7 @@ class Timing:
         return run_strategy(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """Return the arms that passed their check on a workload; with two sides, only arms that passed on both."""
+        """Return the arms that passed their check on a workload; of two compared states of the code, both must pass."""
         live = self.state.live(workload, arms)
         sides = Counter(map(self.plan.reference, live))
         return [arm for arm in live if self.plan.sides is None or sides[self.plan.reference(arm)] > 1]
@@ -627,13 +634,16 @@ class Timing:
         return visits.share(costs, spread, num_taken=number, left_s=self._left_s(), limits=limits)
 
     def _left_s(self) -> float:
-        """Return the remaining seconds of the budget, divided by the number of workloads that still need visits."""
+        """Return the remaining seconds of the budget, divided by the number of workloads that are still being timed.
+
+        These are the workloads that are at most one visit behind the workload with the most visits.
+        """
         latest = max(map(self.state.num_visits.__getitem__, self.places), default=0)
         num_open = sum(self.state.num_visits[workload] >= latest - 1 for workload in self.places)
         return max(0.0, self.plan.budget_s - self.session.elapsed_s) / max(1, num_open)
 
     def visit(self, step: Step) -> None:
-        """Sample one visit: the step's arms and the interference probe, in a random order.
+        """Time one visit, a few blocks with the arms of `step` and the interference probe in a random order.
 
         If an arm fails, it is dropped, and the visit is repeated without it.
         """
@@ -689,9 +699,9 @@ class Timing:
 class Search:
     """Strategy that searches each ladder for the values between which the faster of two implementations changes.
 
-    A ladder is one workload at increasing values of an axis. Each pass is a fresh process that visits one value of each
-    unfinished search. A search stays at a value until the faster implementation is known there, or MOST_PROCESSES
-    processes have visited it; then it bisects (statistics/crossover.py).
+    A ladder is one workload at increasing values of an axis. Each pass is a fresh process that times a few blocks (a
+    visit) at one value of each unfinished search. A search stays at a value until the faster implementation is known
+    there, or MOST_PROCESSES processes have visited it; then it bisects (statistics/crossover.py).
     """
 
     def __init__(self, session: Session) -> None:
@@ -774,9 +784,9 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 
     `watch` is called with each Progress. If `stops_when_wrong` is set, an implementation is not checked further after
     its first wrong answer. The stages of the plan, if it has any, replace `stages`. `then` is called with the session
-    at the end. Workers are forked from `templates[0]`, and those of a second lane of checks from `templates[1]`. If
-    `unstored` is given, it takes the events, and nothing is written. By default, `client` is a worker process, and
-    `clock` and `read_counters` read this machine.
+    at the end. Workers are forked from `templates[0]`, and those of a second, parallel lane of checks from
+    `templates[1]`. If `unstored` is given, it takes the events, and nothing is written. By default, `client` is a
+    worker process, and `clock` and `read_counters` read this machine.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -857,10 +867,11 @@ def threads_settings(number: int) -> dict[str, str]:
 def checking_templates(
     folder: Path, timeout_s: float, *, is_interpreted: bool = False, keeps_answers: bool = False
 ) -> Iterator[list[Template]]:
-    """Yield started worker templates, one for each parallel lane of checks: two, or one on a single processor.
+    """Yield started templates, the processes from which workers are forked, one for each parallel lane of checks.
 
-    Checks time nothing, so workers with the same environment can check all plans. If `keeps_answers` is set, the right
-    answers that were computed for one plan are kept for the next. `timeout_s` limits the seconds of each step.
+    There are two lanes, or one on a single processor. Checks time nothing, so workers with the same environment can
+    check all plans. If `keeps_answers` is set, the right answers that were computed for one plan are kept for the
+    next. `timeout_s` limits the seconds of each step.
     """
     settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     if keeps_answers:  # if a module is saved twice within a second, Python would load the bytecode of its first version
@@ -876,8 +887,8 @@ def checking_templates(
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """Return a client of the run's worker, or of several workers if one process cannot run all arms.
 
-    Workers print into logs in `folder`. They are forked from `template`, if it is given and the sides do not need
-    templates of their own. The caller closes a template that it passes.
+    Workers print into logs in `folder`. They are forked from `template`, if it is given and the two compared states of
+    the code do not need templates of their own. The caller closes a template that it passes.
     """
     if len(numbers := {each.num_threads for each in plan.workloads}) > 1:
         clients_of = dict[int, WorkerClient]()

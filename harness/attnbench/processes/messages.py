@@ -22,7 +22,7 @@ from attnbench.workloads.batch import Cache
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
-NUMBER = struct.Struct("<i")  # a message to or from a template
+NUMBER = struct.Struct("<i")  # a message to or from a template, the process that forks workers
 WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
 """With ATTNBENCH_WORKERS=spawn in the environment, each worker starts as a new process, not as a fork."""
 FOLDERS = "ATTNBENCH_FOLDERS"
@@ -50,7 +50,10 @@ def spawns() -> bool:
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """The environment of a fresh worker; `base` is the environment of the base's worker, if each side has a worker."""
+    """The environment of a fresh worker.
+
+    If two states of the code are compared in separate workers, `base` is the environment of the base's worker.
+    """
 
     environment: Environment
     base: Environment | None = None
@@ -64,7 +67,10 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload and the arm of a request; `spec`, a name or FILE.py:NAME, is the source of its implementation."""
+    """The cell that a request is about: a workload, and an arm (an implementation in a role).
+
+    `spec`, a name or FILE.py:NAME, is the source of the implementation.
+    """
 
     workload: Workload
     arm: Arm
@@ -112,9 +118,10 @@ class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A judge's request about a candidate. `exchange` is the path of the file that contains `tensors`.
+    """A request of the judge, the process that checks answers, to the process with the candidate (code under test).
 
-    `forget` lists the numbers of modules that are no longer used.
+    `exchange` is the path of the file that contains `tensors`. `forget` lists the numbers of modules that are no longer
+    used.
     """
 
     exchange: str
@@ -173,7 +180,7 @@ class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True):
-    """A request to sample the blocks of a visit; `arms` pairs each arm with the spec of its implementation."""
+    """A request to time a visit, a few blocks of one workload; `arms` pairs each arm with its implementation's spec."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]

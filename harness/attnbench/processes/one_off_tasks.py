@@ -59,9 +59,10 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
-    """Return the distinct shapes of a plan that need certificates, with fixed values on the axes that the laws vary.
+    """Return the distinct shapes of a plan's workloads that need a certificate of invariance.
 
-    Lengths are cut to LONGEST; a batch of requests keeps all its values.
+    The axes that the laws of invariance vary get fixed values, and lengths are cut to LONGEST. A batch of requests
+    keeps all its values.
     """
     shapes: dict[tuple[object, ...], Workload] = {}
     for workload in workloads:

@@ -79,7 +79,7 @@ class TensorFile:
         weakref.finalize(self, os.close, file)
 
     def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, TensorHeader]]:
-        """Write the whole storages of all tensors; return for each group the headers of its tensors, by name."""
+        """Write the whole storages of all tensors to the file; return the headers of each group's tensors, by name."""
         places, at = list[dict[str, TensorHeader]](), 0
         for tensors in groups:
             places.append({})
@@ -310,7 +310,7 @@ class Candidates:
         return here.pull_back_by(request.call, grad_output)
 
     def _as_call(self, request: Call, implementation: Implementation, workload: Workload) -> calls.Call:
-        """Build the requested call on the device of `workload`, the cell's; the judge's tensors may be on the host.
+        """Build the requested call on the device of the cell's `workload`; the judge's tensors may be on the host.
 
         Raises:
             NotImplementedError: the implementation does not support the call's workload.

@@ -42,7 +42,7 @@ ENGLISH = {"LC_ALL": "C"}  # environment in which git's messages are not transla
 def plan(
     base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
 ) -> Plan:
-    """Build the plan of a run in `folder` that compares two sides; each text has one of the forms in FORMS.
+    """Build the plan of a run in `folder` that compares two states of the code (sides), each in a form of FORMS.
 
     Both sides are checked out below `folder`; after an error, their files are removed. `fields` are parameters of
     build_plan. If `is_apart` is set, each side has its own processes.
@@ -99,7 +99,7 @@ def _checkout(folder: Path, place: int) -> Path:
 
 
 def _side(text: str, target: Path) -> Side:
-    """Interpret the text of a side; a revision's files will be placed at `target`."""
+    """Interpret the text that names one of the two compared states; a revision's files will be placed at `target`."""
     if plugins.split(text)[0] is not None:
         return Side(given=text)
     if text == REVISION + WORKTREE:
@@ -117,9 +117,9 @@ def _side(text: str, target: Path) -> Side:
 
 
 def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
-    """Return whether `texts`, for base and candidate, describe `sides`, the sides of the run in `folder`.
+    """Return whether `texts`, for base and candidate, name the same code as `sides`, those of the run in `folder`.
 
-    They do if they give each side the root folder, commit and interpreter that it has in the run.
+    They do if root folder, commit and interpreter of each side are the same.
 
     Raises:
         ValueError: a text describes no side.
@@ -133,9 +133,10 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 
 
 def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[str, str]:
-    """Return the spec of each named implementation on one side, by name; put the reasons for missing ones in `missing`.
+    """Return the spec of each named implementation in one compared state of the code (`side`), by name.
 
-    Paths in `named` are relative to the side's folder; for a revision or an interpreter, to the current folder.
+    The reasons for missing ones are put into `missing`. Paths in `named` are relative to the side's folder; for a
+    revision or an interpreter, to the current folder.
     """
     specs: dict[str, str] = {}
     for spec in dict.fromkeys(named):
@@ -158,7 +159,7 @@ def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[
 
 
 def _inside(path: Path, side: Side) -> Path:
-    """Make a path that the user gave relative to the side's root.
+    """Convert a path that the user typed to one relative to the side's root folder.
 
     Raises:
         ValueError: the path lies outside of the root.
@@ -174,7 +175,7 @@ def _inside(path: Path, side: Side) -> Path:
 
 
 def check_out(sides: Sides) -> None:
-    """Export the files of each side that is a revision, unless its folder exists.
+    """Export the files of each compared state of the code that is a revision, unless its folder exists.
 
     Raises:
         ValueError: the export fails.
@@ -193,7 +194,9 @@ def remove_checkouts(folder: Path) -> None:
 
 @contextmanager
 def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
-    """Provide the files of both sides inside the context, and remove them at its end; a killed process leaves them.
+    """Provide the files of both compared states of the code inside the context, and remove them at its end.
+
+    A killed process leaves them.
 
     Raises:
         ValueError: a side cannot be checked out.
@@ -231,7 +234,7 @@ def is_self_contained(path: Path) -> bool:
 
 
 def side_folders(side: Side) -> list[Path]:
-    """Return the folders with a side's own modules, which a process searches before installed packages.
+    """Return the module folders of one compared state of the code (`side`), searched before installed packages.
 
     These are the folders on the path from the side's root to the file of each implementation, and their subfolders
     `src`. The outermost comes first, so that a file next to an implementation, such as `bench/foo.py`, does not hide a

@@ -46,7 +46,7 @@ NUM_STARTS = 2  # attempts to start a process
 LONGEST_LINE = 300  # most characters that a message quotes from the last output of a process
 ROOT = Path(__file__).parents[2]
 PACKAGE = "attnbench"
-"""Name of this package. Workers import it from this harness even if a side of a comparison contains it, too."""
+"""Name of this package. Workers import it from this harness even if a compared state of the code contains it, too."""
 
 
 def module_path(*folders: Path) -> str:
@@ -160,7 +160,7 @@ class Template:
         """Make the judge forget results about earlier code, because the code under test has changed.
 
         Processes may start again, even if an earlier check was abandoned, for example after an error in one of two
-        lanes.
+        parallel lanes of checks.
         """
         self.is_over.clear()
         if self.judge is not None and self.judge.is_running:
@@ -334,7 +334,7 @@ class ProcessClient(WorkerClient):
         return reply
 
     def _judged(self, request: Request, result: type[T]) -> T | Failed | Request:
-        """Send a request to the judge; return its reply. This process answers the judge's requests to the candidate."""
+        """Send a request to the judge; return its reply. The judge's own requests go to this client's process."""
         judge = self.template.judge = self.template.judge or self.sibling()
         if not judge.is_running:
             judge.start()
@@ -415,7 +415,7 @@ class ProcessClient(WorkerClient):
         return text
 
     def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
-        """End the worker; return the failure of its current arm, which describes the end if `message` is empty."""
+        """End the worker; return the failure of its current arm, with `message` or, if that is empty, how it ended."""
         _, index = self._heartbeat.read()
         ended_itself = self._has_ended(ENDING_S)
         code = self.stop()

@@ -47,7 +47,7 @@ DRAWS = random.SystemRandom()
 
 @dataclass
 class Part:
-    """One worker's part of a visit: the worker's client, and the arms that it samples."""
+    """One worker's part of a visit (a few timed blocks of a workload): its client, and the arms that it samples."""
 
     client: WorkerClient
     arms: tuple[tuple[Arm, str], ...]  # each with the spec of its implementation
@@ -86,14 +86,14 @@ class Part:
 
 
 def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
-    """Sample the blocks of a visit: in each block the workers sample their parts one by one, in a random order.
+    """Time the blocks of a visit: in each block the workers sample their parts one by one, in a random order.
 
     Every turn begins with untimed calls, because the worker was asleep. If the time of any arm is unknown, a first
     block is sampled and dropped, so that all workers derive their settings from the same times of all arms.
 
-    In each block, the slowest sample of the interference probe by a trusted worker counts. Slots are numbered across
-    workers. An untrusted worker affects only the times of its own arms. Workers prepare before the first block and
-    verify their answers after the last one, so that the parts of a block are close in time.
+    In each block, the slowest sample of the interference probe by a trusted worker counts. The positions in a
+    block are numbered across workers. An untrusted worker affects only the times of its own arms. Workers prepare
+    before the first block and verify their answers after the last one, so that the parts of a block are close in time.
 
     Raises:
         FailedError: a worker has failed.
@@ -144,7 +144,7 @@ def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
 
 
 def _placed(sample: Sample, request: SampleBlocks, block: int, slot: int) -> Sample:
-    """Return the sample with its epoch, visit, block and slot filled in."""
+    """Return the sample with its process (epoch), visit, block and position in the block (slot) filled in."""
     return msgspec.structs.replace(sample, epoch=request.epoch, visit=request.number, block=block, slot=slot)
 
 
@@ -160,7 +160,7 @@ class Referee:
         self.judge, self.now = judge, now
 
     def visit(self, request: SampleBlocks, parts: Sequence[Part]) -> VisitFinished:
-        """Sample the blocks of the visit, in a random order of arms.
+        """Time the blocks of a visit, each with the arms in a random order.
 
         Raises:
             FailedError: a worker has failed, an untrusted one is busy between requests, or an output is wrong.
@@ -233,12 +233,13 @@ def _num_calls(workload: Workload, call_s: float) -> int:
 
 
 class WorkerPool(WorkerClient):
-    """Several workers behind the interface of one: one per side, or a shared one and one per untrusted arm.
+    """Several workers behind the interface of one: for two states of the code, or for trusted and untrusted arms.
 
-    `runner` maps an arm to the name of its worker. The workers in `clients` start at the beginning of each epoch. If
-    they include the shared worker, an arm of any other worker is untrusted, and that worker starts at its first request
-    in the epoch. Every worker also times the interference probe, so that identical code is timed in the same way in
-    all workers.
+    The first form compares two states of the code, each in its own worker. In the second, a shared worker runs all
+    trusted arms, and each untrusted arm has its own worker, which starts at its first request in an epoch (the time
+    from one `start` to the next). The workers in `clients` start at the beginning of each epoch. `runner` maps an arm
+    to the name of its worker. Every worker also times the interference probe, so that identical code is timed in the
+    same way in all workers.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class WorkerPool(WorkerClient):
 
     @property
     def is_running(self) -> bool:
-        """Whether all workers that start with an epoch are running."""
+        """Whether all workers that `start` starts are running."""
         return all(self.clients[name].is_running for name in self.first)
 
     def start(self, layout: int = 0) -> Started:

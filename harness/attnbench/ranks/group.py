@@ -109,9 +109,11 @@ class RankGroup:
     """
 
     def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
-        """Start no process yet. `device` is torch's device type: ranks communicate by gloo on the CPU, by NCCL on CUDA.
+        """Describe the group; its processes start at the first call.
 
-        `timeout_s` is the time limit of a pass in seconds; None: that of the environment (RANKS_TIMEOUT), or TIMEOUT_S.
+        `device` is torch's device type: ranks communicate by gloo on the CPU, and by NCCL on CUDA. `timeout_s` is the
+        limit of a forward or backward pass in seconds; None: the environment variable that RANKS_TIMEOUT names, or
+        TIMEOUT_S.
         """
         self.world_size, self.device = world_size, device
         self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s

@@ -50,7 +50,7 @@ class Answer:
 
     @cached_property
     def faster(self) -> list[Cell]:
-        """Cells that are faster than the baseline. A cell is left out if its time excludes the gathering of keys."""
+        """Cells that are faster than the baseline, except those whose time excludes gathering keys from their pages."""
         return [cell for cell in self.having(Mark.faster) if not cell.is_gathered]
 
     @property

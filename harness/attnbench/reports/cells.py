@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The implementation or, if two states of the code are compared, the side."""
+        """The implementation or, if two states of the code are compared, "base" or "candidate"."""
         return self.record.side or sanitize_line(self.record.implementation) or MISSING
 
     @cached_property
@@ -184,8 +184,8 @@ def _copy_rate(results: Results, record: Record) -> float | None:
 def absent_implementations(results: Results) -> dict[str, str]:
     """Return the implementations that are unsupported in all their cells, each with its first reason.
 
-    The dict is empty if no implementation is supported. It is also empty if the run compares two sides, so that a loss
-    of support stays visible.
+    The dict is empty if no implementation is supported. It is also empty if the run compares two states of the code, so
+    that a loss of support stays visible.
     """
     supported = {record.implementation for record in results.records if record.status is not Status.unsupported}
     if results.plan.sides is not None or not supported:

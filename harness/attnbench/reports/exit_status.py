@@ -1,4 +1,4 @@
-"""The last sentence and the ending of each command, both derived from the marks in its tables."""
+"""The last sentence of each command and its ending (pass, fail, ...), both derived from the marks in its tables."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -43,7 +43,10 @@ class Line(NamedTuple):
 
 
 def screen(results: Results) -> list[Line]:
-    """Return the lines of the closing screen. With two sides there is no advice: the command prints a conclusion."""
+    """Return the lines of the closing screen.
+
+    If two states of the code are compared, there is no advice, because the command prints a conclusion.
+    """
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
     findings = [*summary.findings(results), *summary.kept_memory(results)]
     more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
@@ -113,7 +116,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
 
 
 def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
-    """Return the lines of a table with a row for each shape; with two sides, the last column has the verdicts."""
+    """Return the lines of a table with a row for each shape; for two states of the code, with a column of verdicts."""
     labels = [shape.label for shape in members]
     labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
     columns = {HEADING: labels} if any(labels) else {}

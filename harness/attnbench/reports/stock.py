@@ -56,10 +56,12 @@ def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
 
 
 def load(file: Path) -> dict[str, str]:
-    """Read a file that `write` wrote: facts, verdicts (by `IMPLEMENTATION, DEVICE DTYPE`) and findings, by name.
+    """Read a report of `write`; return the text of each entry (fact, verdict or finding) by its name.
+
+    Verdicts have names of the form `IMPLEMENTATION, DEVICE DTYPE`.
 
     Raises:
-        ValueError: `write` did not write this file.
+        ValueError: the file is not such a report.
     """
     text = file.read_text(encoding="utf-8")
     if not text.startswith("# ") or "## Verdicts" not in text:

@@ -1,7 +1,7 @@
 """The look of each implementation, stable across pictures and versions, and the frame of all pictures.
 
 People with any kind of colour vision can distinguish the colours. As a second clue, each implementation has a marker,
-and the lines of implementations from outside are dashed. Source: Okabe and Ito, Color Universal Design,
+and the lines of implementations that are not built in are dashed. Source: Okabe and Ito, Color Universal Design,
 https://jfly.uni-koeln.de/color/; Paul Tol, Colour schemes, https://personal.sron.nl/~pault/.
 """
 
@@ -38,7 +38,7 @@ Look = Mapping[str, Any]
 Line widths differ, and narrow lines are drawn above wide ones, so that lines at the same place stay visible.
 """
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#44AA99", "#DDAA33", "#555555")
-_MARKERS = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # for implementations from outside
+_MARKERS = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # for implementations that are not built in
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 
@@ -46,8 +46,8 @@ _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 def look(arm: Arm | str) -> Look:
     """Return the look of an implementation: fixed for built-in ones, derived from a hash of the name for all others.
 
-    A variant such as fused+compile has the colour and the marker of fused, but a dotted and thinner line. With two
-    sides, the base has the colour and the marker of the candidate, but a dotted and thinner line.
+    A variant such as fused+compile has the colour and the marker of fused, but a dotted and thinner line. If two states
+    of the code are compared, the base has the colour and the marker of the candidate, but a dotted and thinner line.
     """
     name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
     base, option = plugins.variant(name)

@@ -73,7 +73,7 @@ def _breakable(name: str) -> Markup:
 
 
 def _unbroken(line: str) -> Markup:
-    """Return a line as HTML in which no option, such as --budget, is broken."""
+    """Return a line as HTML in which no option, such as --budget, is split across two lines."""
     return Markup(OPTION.sub(r'<span class="whole">\1</span>', str(escape(line))))  # noqa: S704 - escaped before
 
 
@@ -139,7 +139,7 @@ TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGN
 
 
 def machine(results: Results) -> list[str]:
-    """Return lines about the machine, the method and the margin, preceded by lines about two sides or several hosts."""
+    """Return lines about two compared states or several hosts, if any, then about machine, method and margin."""
     around, parts = [text for text in (sides(results), hosts(results)) if text], list[str]()
     if environment := next(iter(results.environments.values()), None):
         kinds = [kind.partition(",")[0] for kind in environment.accelerator.split("; ")]  # without memory etc.

@@ -115,5 +115,5 @@ def caveat(results: Results) -> str:
 
 
 def base(plan: Plan) -> str:
-    """Return the name of the baseline of a run; with two sides, the name of the base."""
+    """Return the name of the baseline of a run; if two states of the code are compared, "base"."""
     return sanitize_line(plan.baseline) if plan.sides is None else BASE

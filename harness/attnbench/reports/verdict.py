@@ -86,7 +86,7 @@ class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     num_planned: int
     is_enough: bool  # enough cells were compared for a verdict without reservation, and none failed
     never_tried: tuple[str, ...] = ()  # features that no compared cell had
-    conventions: tuple[str, ...] = ()
+    conventions: tuple[str, ...] = ()  # accepted differences from SDPA's behaviour, in words
     notes: dict[str, str] = {}
     mistakes: tuple[str, ...] = ()
     broken_rules: tuple[str, ...] = ()
@@ -273,7 +273,10 @@ def _implementation(judged: Judgement, results: Results, every: Sequence[CellVer
 
 
 def _choices(results: Results) -> Iterator[Choice]:
-    """Yield a choice for each compared shape: the fastest implementation by the verdicts; nothing for two sides."""
+    """Yield a choice for each compared shape: the fastest implementation by the verdicts.
+
+    If two states of the code are compared, there is none.
+    """
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):

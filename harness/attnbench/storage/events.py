@@ -161,7 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(each.pairs) for each in self.ladders)
 
     def reference(self, arm: Arm) -> Arm:
-        """Return the reference of an arm: the baseline or, with two sides, the same implementation on the base."""
+        """Return the arm with which `arm` is compared: the baseline or, for two states of the code, the base's."""
         if self.sides is None:
             return Arm(implementation=self.baseline)
         return Arm(implementation=arm.implementation, side=BASE)
@@ -197,7 +197,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.alone) or (self.sides is not None and self.sides.is_apart) or self.is_refereed
 
     def is_alone(self, arm: Arm) -> bool:
-        """Return whether an arm runs in a different process from the baseline; always False with two sides."""
+        """Return whether an arm runs in a different process from the baseline; False for two states of the code."""
         return self.sides is None and self.runner(arm) != self.runner(self.reference(arm))
 
     def is_reference(self, arm: Arm) -> bool:
@@ -257,7 +257,7 @@ class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
 
 
 class CellMeasured(CellEvent, frozen=True, kw_only=True, tag="cell_measured"):
-    """A metric of a cell was read in a pass of its own."""
+    """A metric of a cell was measured, apart from the timed blocks."""
 
     measurement: records.Measurement
 
@@ -277,7 +277,7 @@ class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_
 
 
 class ArmSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of one arm of a visit, in time order."""
+    """The samples of one arm in a visit (a few blocks of one workload), in time order."""
 
     arm: Arm
     samples: tuple[Sample, ...]

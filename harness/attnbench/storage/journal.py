@@ -45,7 +45,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Unstored:
-    """Takes the place of a `Journal` in a check, which nobody continues: it keeps the state of a run, and no file."""
+    """A substitute for a `Journal` in a check, which is never resumed: the state is in memory, and there is no file."""
 
     def __init__(self) -> None:
         self.state = State()

@@ -64,7 +64,10 @@ def _events(journal: Path, lines: list[bytes]) -> Iterator[Event]:
 
 
 class _Names:
-    """The names of arms in a journal with this baseline and these sides; later lines may have arms instead of names."""
+    """Converts the names of arms in a journal with this baseline and these sides (compared states of the code).
+
+    Later lines of the journal may already have arms instead of names.
+    """
 
     def __init__(self, baseline: str, sides: dict[str, Any] | None) -> None:
         self.baseline, self.sides = baseline, sides

@@ -124,19 +124,23 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a rule on special rows, memory or layouts; if `is_noted`, the result does not affect the grade."""
+    """The result of a rule, a test of one property of attention on special rows, memory or layouts.
+
+    If `is_noted`, the result does not affect the grade.
+    """
 
     rule: str
     holds: bool
     found: str = ""  # description of the violation, if the rule is broken
     is_noted: bool = False
-    convention: str = ""  # a key of CONVENTIONS, if that convention explains why the rule is broken
+    convention: str = ""  # a key of CONVENTIONS, if that accepted behaviour explains why the rule is broken
 
 
 def approximation_errors(agreement: "Agreement") -> dict[str, float]:
-    """Return errors on the probe "normal", divided by the largest absolute right value, by `TensorError.place`.
+    """Return errors on normally distributed inputs, divided by the largest absolute right value.
 
-    An error that is not finite counts as infinite. Tensors whose right values are all 0 are left out.
+    Each error has the name `TensorError.place`. An error that is not finite counts as infinite. Tensors whose right
+    values are all 0 are left out.
     """
     tensors = [each for probe, each in agreement.tensors() if probe == "normal" and each.largest]
     return {each.place: math.inf if each.error is None else each.error / each.largest for each in tensors}
@@ -165,15 +169,15 @@ CONVENTIONS = {
     ONE_MASK: "if the mask differs between heads, some heads use another head's (SDPA uses each head's own)",
 }
 """Legitimate differences from SDPA's behaviour, in words, by their names in `Agreement.conventions`."""
-OF_EMPTY_ROWS = ("nan", "nan_gradient", "mean", "all")  # the conventions for queries that see no key
+OF_EMPTY_ROWS = ("nan", "nan_gradient", "mean", "all")  # the keys of CONVENTIONS for queries that see no key
 REJECTABLE = {"empty_rows": EMPTY_ROWS, "hidden_nan": HIDDEN_NAN} | {
     name: name for name in CONVENTIONS if name not in OF_EMPTY_ROWS
 }
-"""What `check --reject` counts as wrong: user's name -> a convention, or a rule."""
+"""What `check --reject` counts as wrong: the name that users type -> a key of CONVENTIONS, or the name of a rule."""
 
 
 def rejectable(conventions: Collection[str]) -> list[str]:
-    """Return the keys of REJECTABLE with which a user rejects `conventions`, given as values of CONVENTIONS."""
+    """Return the names for `check --reject` of accepted differences from SDPA (`conventions`, texts of CONVENTIONS)."""
     names = [name for name, words in CONVENTIONS.items() if words in conventions]
     return list(dict.fromkeys("empty_rows" if name in OF_EMPTY_ROWS else name for name in names))
 
@@ -189,7 +193,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     conventions: tuple[str, ...] = ()  # keys of CONVENTIONS
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
-        """Yield (name of the probe, tensor) for each compared tensor."""
+        """Yield (name of the kind of input, errors of the tensor) for each compared tensor."""
         for probe in self.probes:
             for tensor in probe.tensors:
                 yield probe.probe, tensor
@@ -203,7 +207,8 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     def grade(self) -> CheckVerdict:
         """Wrong if nothing was compared, a rule is broken or a fault was diagnosed; else the worst grade of a tensor.
 
-        With the convention FLOAT32, the grade is right whatever the tensors' grades.
+        If none of the first three holds and the code computes in float32 (FLOAT32), the grade is right whatever the
+        tensors' grades.
         """
         grades = {tensor.grade for _, tensor in self.tensors()}
         if not grades or self.broken_rules or self.diagnosis:
@@ -240,7 +245,7 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
-    """The operators of one call, from a separate pass, and whether the requested backend ran."""
+    """The operators of one call, profiled apart from timing, and whether the requested backend ran."""
 
     calls: tuple[Operator, ...]
     requested: str = ""  # the backend in the implementation's name; empty: none
@@ -313,7 +318,10 @@ EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # bits of epoch, visit and bloc
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One measured value, with its epoch, visit, block and slot. In old journals a sample has two more fields."""
+    """One measured value, with the numbers of its process (epoch), visit and block, and its position (slot).
+
+    A visit is a few blocks of one workload in one process. In old journals a sample has two more fields.
+    """
 
     value: float  # of one call, in the measurement's unit
     num_calls: Annotated[int, Meta(ge=1, lt=2**53)] = 1
@@ -321,7 +329,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     visit: Annotated[int, Meta(ge=0, lt=2**VISIT_BITS)] = 0
     block: Annotated[int, Meta(ge=0, lt=2**BLOCK_BITS)] = 0
     slot: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # position in the block
-    start_s: float = 0.0  # on the machine's monotonic clock, which orders the samples of one epoch
+    start_s: float = 0.0  # on the machine's monotonic clock, which orders the samples of one process
     num_faults: Annotated[int, Meta(lt=2**53)] = 0  # minor page faults during the sample
     load: float = 0.0  # the machine's one-minute load average at the start
     host_s: float = 0.0  # seconds in which the host issues a call on a device with queues; elsewhere 0
@@ -422,10 +430,11 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of loads on one device, for one dtype and number of threads; if there are none, `message` says why.
+    """The samples of matrix products and copies (loads) on one device, for one dtype and number of threads.
 
-    A ceiling is the best rate in these samples, which the run itself measured. Source of the idea: S. Williams, A.
-    Waterman, D. Patterson, Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
+    A ceiling is the best rate in these samples. The run itself measured them; if there are none, `message` says why.
+    Source of the idea: S. Williams, A. Waterman, D. Patterson, Roofline, 2009,
+    https://doi.org/10.1145/1498765.1498785.
     """
 
     device: str
@@ -449,8 +458,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes/s of the fastest copy of at least `num_bytes`, which caches below that size cannot speed up.
 
         If `is_cold` is true or no copy is that large, return the rate of the largest copy, which fits in no cache. If
-        `num_bytes` is 0, return the best rate of any copy. Without samples,
-        return None.
+        `num_bytes` is 0, return the best rate of any copy. Without samples, return None.
         """
         largest = max((sample.amount for sample in self.samples if sample.kind == COPY), default=0)
         return self._best(COPY, largest if is_cold else min(largest, num_bytes))

@@ -47,12 +47,12 @@ class Samples(Sequence[Sample]):
 
     @property
     def visits(self) -> NDArray[np.int64]:
-        """One integer for each sample, made of its epoch and visit, as an array (n,)."""
+        """One integer for each sample, made of the numbers of its process (epoch) and visit, as an array (n,)."""
         return np.asarray((self.epoch << VISIT_BITS) | self.visit)
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """One integer for each sample, made of its epoch, visit and block, as an array (n,); it increases in time."""
+        """One integer for each sample, made of its process, visit and block, as an array (n,); it increases in time."""
         return np.asarray((self.visits << BLOCK_BITS) | self.block)
 
     def where(self, chosen: "NDArray[np.bool_] | slice") -> "Samples":

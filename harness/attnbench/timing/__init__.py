@@ -1,1 +1,1 @@
-"""Timing: the order of samples in blocks, visits and passes, on the clock of a device or on a simulated clock."""
+"""Timing: take samples in blocks, and choose the order and number of blocks, on a device's or a simulated clock."""

@@ -58,7 +58,7 @@ idle machine, one sample in twenty reaches half of this share."""
 
 @dataclass(kw_only=True)
 class TimedCall:
-    """The call of an arm, with its state in this process."""
+    """The call of an arm (an implementation that takes part), with its state in this process."""
 
     arm: Arm
     call: Callable[[], object]
@@ -203,7 +203,7 @@ def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
 def visit(
     calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = SIMULATED
 ) -> dict[Arm, tuple[Sample, ...]]:
-    """Sample the blocks of a visit; return the samples of each arm in time order."""
+    """Time a visit, a few blocks of one workload, as `at` plans it; return the samples of each arm in time order."""
     draws = random.Random(at.seed)
     samples: dict[Arm, list[Sample]] = {timed.arm: [] for timed in calls}
     for timed in calls:

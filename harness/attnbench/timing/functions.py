@@ -1,6 +1,6 @@
 """Compare a few functions in this process: they are timed as in a run, but without files and worker processes.
 
-All visits share the memory layout of one process, which shifts a ratio of times by up to 3 %, so smaller differences
+All samples share the memory layout of one process, which shifts a ratio of times by up to 3 %, so smaller differences
 stay undecided.
 """
 
@@ -22,12 +22,12 @@ HERE = "here"  # name of the only workload
 
 
 class FunctionComparison:
-    """The comparison of each function in `calls` with the function `calls[baseline]`, and the strategy for its visits.
+    """The comparison of each function in `calls` with the function `calls[baseline]`, and the choice of its visits.
 
-    A relative difference below `smallest_effect` does not matter. If all functions are identical, the probability that
-    any is judged faster or slower is at most FALSE_SHARE. A visit has `num_blocks` blocks. The interference probe calls
-    `gauge_work`, by default a small matrix product and a copy. The default `clock` and `conditions` are those of this
-    machine.
+    A visit is a short series of `num_blocks` timed blocks. A relative difference below `smallest_effect` does not
+    matter. If all functions are identical, the probability that any is judged faster or slower is at most FALSE_SHARE.
+    The interference probe calls `gauge_work`, by default a small matrix product and a copy. The default `clock` and
+    `conditions` are those of this machine.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -73,7 +73,7 @@ class FunctionComparison:
 
     @property
     def samples(self) -> Taken:
-        """The samples of each arm, in time order."""
+        """The samples of each function (arm) and of the interference probe, in time order."""
         return self.state.samples.get(HERE, {})
 
     @property
@@ -82,7 +82,7 @@ class FunctionComparison:
         return self.gauge.follow(self.state.probes).get(HERE, set())
 
     def run(self, budget_s: float, *, stops: bool = True) -> None:
-        """Make visits until no verdict can change, or until `budget_s` seconds after this object was created.
+        """Time the functions until no verdict can change, or until `budget_s` seconds after this object was created.
 
         There are at least LOOKS[0] visits. If `stops` is False, visits go on for `budget_s` seconds even if no verdict
         can change.
@@ -93,7 +93,7 @@ class FunctionComparison:
         self.judge()
 
     def next(self, state: State, live: Live, now_s: float) -> Step | None:
-        """Return a visit of all arms; None once the verdicts are final or the budget is spent."""
+        """Return the next visit, with all functions; None once the verdicts are final or the budget is spent."""
         number = state.num_visits[HERE]
         if number >= LOOKS[0] and now_s >= self.until_s:
             self.reason = SPENT
@@ -104,7 +104,7 @@ class FunctionComparison:
         return None if self.reason else Step(workload=HERE, arms=tuple(live[HERE]))
 
     def visit(self) -> None:
-        """Make one more visit, and add its samples to the state."""
+        """Time every function in a few more blocks (in each block once, in random order), and store the samples."""
         number = self.state.num_visits[HERE]
         at = blocks.Visit(
             epoch=0,

@@ -43,7 +43,7 @@ def load_libraries() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The next visit: the arms of one workload, and whether a fresh process makes the visit."""
+    """The next visit (a few timed blocks): a workload, its arms, and whether a fresh process makes the visit."""
 
     workload: str
     arms: tuple[Arm, ...]
@@ -75,7 +75,10 @@ def run_strategy(
 
 @dataclass
 class Passes(ABC):
-    """A strategy that works in passes. A pass is a fresh process that visits each open workload once."""
+    """A strategy that works in passes.
+
+    A pass is a fresh process that times a few blocks (a visit) of each open workload, one that needs more samples.
+    """
 
     plan: Plan
     reason: str = ""
@@ -159,7 +162,7 @@ class Race(Passes):
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
-        """Return whether `num_passes` more passes bring an undecided comparison to its next look, as in `LOOKS`.
+        """Return whether `num_passes` more passes bring an undecided comparison to its next judgement (see LOOKS).
 
         The result is also True while a workload lacks some of its first visits, or if nothing is judged yet.
         """

@@ -1,4 +1,6 @@
-"""Trace one case: run a few steps under torch.profiler, after the check, in a pass that is never timed.
+"""Trace one case (a module, its inputs and its mask): run a few steps under torch.profiler, after the check.
+
+These steps are never timed.
 
 Each phase of a step runs in a module, `Forward` or `Backward`, so that the viewer (a plug-in of TensorBoard) can show
 modules even for a bare `attend`, and its DIFF tab finds the same phases in every run.

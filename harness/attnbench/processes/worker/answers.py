@@ -1,6 +1,7 @@
-"""The functions of a worker, which loads torch and the implementations, and caches costly objects between requests.
+"""The functions of a worker: a process that loads torch and the implementations, and caches what is slow to create.
 
-The worker announces each risky step in its heartbeat, so that after a crash or a hang the coordinator knows the arm.
+The worker announces each risky step in its heartbeat, so that after a crash or a hang the coordinator knows which
+implementation was running.
 """
 
 import math
@@ -124,7 +125,7 @@ class PreparedWorkload:
         self._reference: Reference | None = None
 
     def cased(self, arm: Arm, implementation: Implementation) -> Case:
-        """Return the arm's case, which is built at first use."""
+        """Return the arm's case (its module, inputs and mask), built at first use."""
         if arm not in self.cases:
             self.cases[arm] = build(self.workload, implementation, self.inputs, self.mask)
         return self.cases[arm]
@@ -233,10 +234,13 @@ def threads(number: int) -> Iterator[None]:
 
 
 class Worker:
-    """A worker, which keeps costly objects between requests; the coordinator calls its public methods by name."""
+    """The state of a worker process; the coordinator calls its public methods by name.
+
+    It keeps what is slow to create between requests: loaded implementations, inputs and right answers.
+    """
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
-        """Start without implementations. A judge needs `consult`, which calls the process with the candidate."""
+        """Load no implementation yet. A judge needs `consult`, which calls the process with the candidate."""
         self.heartbeat, self.consult = heartbeat, consult
         self.exchange, self.candidates = TensorFile(), Candidates(self.heartbeat.beat)
         self.implementation = cache(self._load)  # by spec: imported at first use
@@ -447,8 +451,8 @@ class Worker:
         """Check whether the implementation is right. Another process, which has loaded it, makes all calls.
 
         The predicted time of a call is limited to `limit_s` seconds. If `is_brief` is set, only one kind of input is
-        compared and no rule is tried, which is enough if the implementation has fully passed on a workload of the same
-        kind. For `rejects` see Plan.
+        compared, and no rule (test of one property of attention) is tried. This is enough if the implementation has
+        fully passed on a workload of the same kind. For `rejects` see Plan.
         """
         assert self.consult is not None
         prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
@@ -578,7 +582,7 @@ class Worker:
         return first_calls.measure(cell.workload, partial(self.implementation, cell.spec), settings)
 
     def case(self, cell: Target) -> Case:
-        """Return the cell's case, which is not the timed one. Only the latest case is cached."""
+        """Return the cell's case (module, inputs, mask) for readings, not for timing; only the latest is cached."""
         self.heartbeat.beat()
         key = cell.workload.id, cell.spec
         if self.observed is None or self.observed[0] != key:
@@ -587,7 +591,7 @@ class Worker:
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
-        """Sample the blocks of a visit; if `visit.verifies` is set, then check that all arms still answer correctly."""
+        """Time the blocks of a visit; if `visit.verifies` is set, then check that all arms still answer correctly."""
         arms = [arm for arm, _ in visit.arms]
 
         here, bench = device(visit.workload.device), self.bench(visit.workload)

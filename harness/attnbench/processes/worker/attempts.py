@@ -43,7 +43,7 @@ OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 
 
 def out_of_reach(status: Status, reason: str) -> FailedError:
-    """Create the error of a cell that is predicted not to fit, and is therefore not tried."""
+    """Create the error of a cell that is predicted to fail, and is therefore not tried."""
     return FailedError(Failed(status=status, message=reason, is_predicted=True))
 
 

@@ -43,7 +43,10 @@ def measure(workload: Workload, load: Callable[[], Implementation], settings: Ma
 
 
 def at_other_length(workload: Workload) -> Workload | None:
-    """Add LONGER keys and, if there are several queries, LONGER queries; None if the workload does not allow it."""
+    """Return the workload at a slightly larger length; None if it does not allow that length.
+
+    It has LONGER (16) more keys and, unless it has a single query, as many more queries.
+    """
     seq_len = workload.seq_len + (LONGER if workload.seq_len > 1 else 0)
     try:
         return msgspec.structs.replace(workload, seq_len=seq_len, kv_len=workload.kv_len + LONGER)
