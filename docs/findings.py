@@ -73,7 +73,10 @@ attnbench report {}
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding that a script shows. The output is stored for each processor; the page has those where it holds."""
+    """A finding that a script shows.
+
+    The script's output is stored for each processor; the page has the outputs of processors on which the finding holds.
+    """
 
     script: str
     text: str
@@ -110,7 +113,7 @@ HOLDS = "exit code 1"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of a finding's picture: one cell of a run, selected by implementation and axes."""
+    """A row of a finding's picture: one implementation on one workload of a run, which the axes select."""
 
     run: str
     implementation: str

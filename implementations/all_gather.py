@@ -2,8 +2,9 @@
 
 The gradients of a key and its value are sent to the rank that holds the token, which sums them in float32 or wider.
 
-Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes: see
-contract/__init__.py; t tokens of one rank.
+Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2.
+
+Shapes: B batch, T tokens of all ranks, t of one rank, H heads, G key/value heads, K head width, V value width.
 """
 
 from typing import Any

@@ -3,7 +3,9 @@
 `context_parallel` is experimental and made for CUDA; its errors on other devices are not caught. Each rank gets all
 tokens, of which `context_parallel` keeps the rank's part; the outputs of all ranks are gathered at the end.
 
-Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html. Shapes: see contract/__init__.py.
+Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html
+
+Shapes: B batch, T tokens of all ranks, H heads, G key/value heads, K head width, V value width.
 """
 
 from collections.abc import Sequence

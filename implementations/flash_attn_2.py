@@ -17,7 +17,10 @@ LARGEST_HEAD_DIM = 256
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int, int], num_kv_heads: int) -> Tensor:
-    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K).
+
+    `window_size` is (left, right): query i sees keys i + S - T - left to i + S - T + right; -1 means no limit.
+    """
     from flash_attn.flash_attn_interface import flash_attn_func
 
     tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)

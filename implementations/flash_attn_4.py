@@ -18,7 +18,10 @@ OWN_KERNEL = 256
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int, int], num_kv_heads: int) -> Tensor:
-    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+    """Compute attention: query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K).
+
+    `window_size` is (left, right): query i sees keys i + S - T - left to i + S - T + right; -1 means no limit.
+    """
     from flash_attn.cute import flash_attn_func
 
     left, right = (None if limit < 0 else limit for limit in window_size)

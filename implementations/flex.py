@@ -1,6 +1,7 @@
 """`flex_attention`, compiled into a kernel that is generated for the mask and skips hidden tiles.
 
-The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is computed once for each mask.
+The mask, a function of positions, is traced into the kernel. The list of tiles (PyTorch's block mask) is computed once
+for each mask.
 Tracing, compilation and block masks stay outside the timed calls. The uncompiled function is slow and is never timed.
 
 Source: J. Dong et al., "Flex Attention", https://arxiv.org/abs/2412.05496, as in
@@ -51,7 +52,7 @@ def compiled() -> Callable[..., Any]:
 
 @lru_cache(maxsize=4)
 def block_mask(mask: BoundMask) -> BlockMask:
-    """Return PyTorch's block mask: which tiles are hidden, visible or partial, and the rule in partial tiles."""
+    """Return PyTorch's block mask: which tiles are hidden, visible or partial, and the predicate for partial tiles."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask.sees(batch, query, key)

@@ -2,7 +2,9 @@
 
 Under a causal mask, a rank skips the keys after its queries: the last rank has the most work, and the others wait.
 
-Source: https://arxiv.org/abs/2310.01889. Shapes: see contract/__init__.py.
+Source: https://arxiv.org/abs/2310.01889
+
+Shapes: B batch, T tokens of all ranks, H heads, G key/value heads, K head width, V value width.
 """
 
 from torch import Tensor

@@ -40,9 +40,10 @@ def attention(
 def module_for(
     num_heads: int, num_kv_heads: int, widths: tuple[int, int], mask: str, scale: float | None, *, is_cross: bool
 ) -> Any:  # noqa: ANN401 - the package's
-    """Return the module, which has no weights, for these sizes and mask; `widths` is (K, V), and None means K**-0.5.
+    """Return the module, which has no weights, for these sizes and this mask.
 
-    Its inputs have tokens before heads: (B, T, H, K).
+    `widths` is (K, V), and a `scale` of None means K**-0.5. The inputs of the module have tokens before heads:
+    (B, T, H, K).
     """
     from transformer_engine.pytorch import DotProductAttention
 

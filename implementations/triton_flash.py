@@ -197,7 +197,7 @@ def flash_bwd_queries(
 
 
 class Flash(torch.autograd.Function):
-    """The kernels as one differentiable step."""
+    """The kernels as one differentiable function."""
 
     @staticmethod
     def forward(
@@ -239,7 +239,7 @@ class Flash(torch.autograd.Function):
 
 
 def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
-    """The constants for compilation: mask, head width, sizes of tiles, and whether to convert inputs to float32."""
+    """Return the compile-time constants: mask, head width, sizes of tiles, and whether to convert inputs to float32."""
     rows, width = block(query), query.shape[-1]
     return {
         "IS_CAUSAL": is_causal,
@@ -252,32 +252,32 @@ def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
 
 
 def padded(width: int) -> int:
-    """The width of a tile: the next power of 2, but at least LEAST."""
+    """Return the width of a tile: the next power of 2, but at least LEAST."""
     return max(LEAST, 1 << (width - 1).bit_length())
 
 
 def block(tensor: Tensor) -> int:
-    """The number of rows of a tile, of queries or of keys."""
+    """Return the number of rows of a tile, of queries or of keys."""
     return max(LEAST, min(MOST_ROWS, TILE_BYTES // (padded(tensor.shape[-1]) * tensor.element_size())))
 
 
 def strides(*tensors: Tensor) -> list[int]:
-    """The strides of batch, head, token and width for each tensor."""
+    """Return the strides of batch, head, token and width of each tensor, all in one list."""
     return [step for tensor in tensors for step in tensor.stride()]
 
 
 def sizes(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
-    """H, query heads per key/value head, T, S."""
+    """Return H, H / G (query heads per key/value head), T and S."""
     return query.shape[1], query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
 
 
 def grid(tensor: Tensor) -> tuple[int, int]:
-    """The grid of programs: tiles of tokens, and heads of all batch rows."""
+    """Return the grid of programs: the number of tiles of tokens, and of heads in all batch rows."""
     return -(-tensor.shape[2] // block(tensor)), tensor.shape[0] * tensor.shape[1]
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernels cannot run a workload; None if it can."""
+    """Return why the kernels cannot run a workload; None if they can."""
     if reason := missing_package("triton"):
         return reason
     if not is_on("cuda", workload) and not is_interpreted():
@@ -290,5 +290,5 @@ def unsupported(workload: Workload) -> str | None:
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's kernels run in its interpreter, on the CPU."""
+    """Return whether Triton's kernels run in its interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"

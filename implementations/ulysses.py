@@ -2,7 +2,9 @@
 
 In between, each rank has all tokens of H / W heads, so H and G must be multiples of W.
 
-Source: https://arxiv.org/abs/2309.14509. Shapes: see contract/__init__.py; t tokens of one rank, W ranks.
+Source: https://arxiv.org/abs/2309.14509
+
+Shapes: B batch, T tokens of all W ranks, t of one rank, H heads, G key/value heads, K head width, V value width.
 """
 
 from typing import Any

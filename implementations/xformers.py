@@ -33,7 +33,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernels cannot run a workload; None if it can."""
+    """Return why the kernels cannot run a workload; None if they can."""
     reason = missing_package("xformers.ops", "xformers") or missing_kernels() or only_on("cuda", workload, "xformers")
     if reason:
         return reason
@@ -47,7 +47,7 @@ def unsupported(workload: Workload) -> str | None:
 
 
 def missing_kernels() -> str | None:
-    """Return that the package mslk is missing, if the installed xformers needs it for its kernels; else None."""
+    """Return an error message if xformers takes its kernels from the package mslk, and this is missing; else None."""
     try:
         required = metadata.requires("xformers") or ()
     except metadata.PackageNotFoundError:

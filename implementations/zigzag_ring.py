@@ -3,7 +3,9 @@
 With W ranks there are 2W parts; rank r has the parts r and 2W - 1 - r, so that all ranks have about equally many
 visible pairs of query and key. All else is as in `ring`.
 
-Source: https://github.com/zhuzilin/ring-flash-attention. Shapes: see contract/__init__.py.
+Source: https://github.com/zhuzilin/ring-flash-attention
+
+Shapes: B batch, T tokens of all ranks, H heads, G key/value heads, K head width, V value width.
 """
 
 from torch import Tensor

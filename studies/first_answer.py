@@ -1,6 +1,6 @@
-"""`python -m studies.first_answer`: measure how long `attnbench check` takes for right and wrong functions and modules.
+"""Measure how long `attnbench check` takes for right and wrong functions and modules.
 
-Run it on an idle machine.
+Command: `python -m studies.first_answer`. Run it on an idle machine.
 """
 
 import math

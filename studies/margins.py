@@ -1,4 +1,4 @@
-"""`python -m studies.margins`: measure how close right implementations come to the limits of errors.
+"""Measure how close right implementations come to the limits of errors: `python -m studies.margins`.
 
 Workloads are those of `attnbench check`, for functions and modules. A seed selects a workload and draws its inputs.
 Every probe (kind of input) is given to each bundled implementation that supports the workload and needs no compiler,
@@ -116,7 +116,8 @@ def margins_of(
 def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int) -> None:
     """Measure the seeds of one place that are not stored yet: every `step`-th seed, starting with `first`.
 
-    All places together have `seeds` seeds, but at least one for each workload.
+    `place` is an instruction set and a number of threads. All places together have `seeds` seeds, but at least one for
+    each workload.
     """
     torch.set_num_threads(place[1])
     every, cells = planned()

@@ -1,4 +1,4 @@
-"""`python -m studies.portable --out DIR NAME...`: compare the verdicts of `attnbench check` in two kinds of workers.
+"""Compare the verdicts of `attnbench check` in two kinds of workers: `python -m studies.portable --out DIR NAME...`.
 
 Forked workers are for Linux, spawned ones for all systems. Each NAME is a file or a bundled implementation; without
 names, all bundled ones are checked. Both kinds get the same seed. Rerun the command to resume. The exit code is 1 if a

@@ -147,11 +147,10 @@ def _document(source: str, *, is_message: bool) -> Text:
 
 
 def strings(source: str) -> Iterator[Text]:
-    """Yield the string literals of a Python file, docstrings included.
+    """Yield the string literals of a Python file, with public docstrings; `is_message` is False for a docstring.
 
-    Docstrings of private functions and classes are left out, since no user and no help page sees them. Keys of
-    dictionaries are left out, since they are names of fields. Of an f-string, only the constant parts are yielded.
-    Docstrings do not count as messages.
+    Private docstrings are left out, since no user sees them. Dictionary keys and indices are left out, since they are
+    names of fields. Of an f-string, only the constant parts are yielded.
     """
     tree = ast.parse(source)
     left_out: set[ast.AST | None] = set()

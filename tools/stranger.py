@@ -1,4 +1,4 @@
-"""`python -m tools.stranger WHEEL`: install a wheel in a new environment, use it as a new user would, and remove it.
+"""Install a wheel in a new environment, use it as a new user would, and remove it: `python -m tools.stranger WHEEL`.
 
 The commands run in an empty folder. `--packages FOLDER` names a folder of site-packages with everything that the wheel
 needs, so that torch is not downloaded again. Without this option, pip installs everything.

@@ -1,4 +1,4 @@
-"""`python -m tools.vega`: write the JavaScript library that draws charts in report.html, from the copy in vl-convert.
+"""Write the JavaScript library that draws charts in report.html, from the copy in vl-convert: `python -m tools.vega`.
 
 The file begins with THIRD_PARTY_NOTICES, so that each report contains the licences of the library's parts. For another
 version of the library, renew these notices: copy the files LICENSE of the packages that `npm install vega vega-lite

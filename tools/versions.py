@@ -1,7 +1,7 @@
-"""`python -m tools.versions`: print a table of the installed versions, next to those of constraints.txt.
+"""Print a table of the installed versions, next to those of constraints.txt: `python -m tools.versions`.
 
-It has a row for Python, and for each installed package that pyproject.toml requires. `--to FILE` also writes it to a
-file.
+The table has a row for Python, and for each installed package that pyproject.toml requires. `--to FILE` also writes it
+to a file.
 """
 
 import argparse

@@ -134,7 +134,7 @@ class Outcome:
         return [f"{self._sentence(each)}, undecided: {each.reason}{self._budget(each)}" for each in open_]
 
     def _budget(self, compared: Comparison) -> str:
-        """Estimate from the processes so far the budget that would decide a comparison; "" if that is unknown."""
+        """Describe the budget that may decide a comparison, estimated from the processes so far; "" if unknown."""
         number, so_far_s = compared.num_needed, self.results.elapsed_s
         if number is None or so_far_s is None:
             return ""
@@ -220,8 +220,9 @@ def check(
 
     Without axes, the workloads are those of the sweep `check`. An axis, as in `attnbench list axes`, gets a value or a
     list of values; with axes other than `device`, exactly the workloads of these axes are checked. `seed` is the seed
-    of the inputs; by default it is drawn at random. A single step is killed after `timeout` seconds. `reject` counts as
-    wrong what is otherwise a convention or a note: a list of the names in `attnbench check --help`.
+    of the inputs; by default it is drawn at random. A single step is killed after `timeout` seconds. `reject` lists
+    behaviours that count as wrong here, and are otherwise accepted or only noted, such as "empty_rows";
+    `attnbench check --help` has all their names.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -281,7 +282,7 @@ def run(
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Run a sweep, which is a name or a TOML file, as `attnbench run` does.
+    """Run a sweep (a set of workloads, given by its name or as a TOML file), as `attnbench run` does.
 
     The axes select workloads of the sweep. By default, the implementations and the `budget` (in seconds) are those of
     the sweep. The run is stored below the folder `results`, together with its reports.
@@ -334,7 +335,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
 
 
 def read_first_calls(session: execution.Session, *, memory_bytes: int, is_deterministic: bool) -> None:
-    """At each shape where the choice is not the baseline, measure the first calls of the baseline and of the choice."""
+    """Measure the first calls of the baseline and of the choice at each shape where the choice is not the baseline."""
     results = judge(session.folder, session.state)
     cells = []
     for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):

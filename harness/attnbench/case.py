@@ -310,7 +310,7 @@ class Case:
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def hand_over_operands(self) -> None:
-        """Attach the tensors that are not in GIVEN, such as sinks, to the mask, where implementations find them."""
+        """Attach inputs other than a call's arguments, such as sinks, to the mask, where implementations find them."""
         num_arguments = len(QKV) if self.workload.scope == "attention" else 1 + ("context" in self.tensors)
         if len(self.tensors) > num_arguments:
             self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
@@ -404,7 +404,10 @@ class Case:
 
     @cached_property
     def first(self) -> int:
-        """Bytes outside torch's allocator before a warm-up call, which is made here to compile and to cache masks."""
+        """Bytes outside torch's allocator before the warm-up call; the first access makes this call.
+
+        The warm-up call compiles kernels and caches masks.
+        """
         before = self.device.outside_bytes()
         with self.grad_mode():
             self.call()()
@@ -456,7 +459,7 @@ def bind(workload: Workload) -> BoundMask:
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:
-    """Build a case on `inputs`, which are as `place` returns them, with `mask` or else a new mask of the workload.
+    """Build a case from `inputs`, a result of `place`; if `mask` is None, build the workload's mask, too.
 
     Raises:
         ValueError: in scope `attention`, the module has no `attend`.

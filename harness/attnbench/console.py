@@ -71,7 +71,10 @@ def watching(*, is_quiet: bool = False, is_verbose: bool = False) -> Iterator[Wa
 
 
 def described(progress: Progress) -> str:
-    """Format a line of progress: stage, percentage done, remaining time, counts by status, and cell."""
+    """Format a line of progress: stage, percentage done, remaining time, counts of cells by status, and current cell.
+
+    A cell is one implementation on one workload.
+    """
     share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
     parts = [f"{STAGE_WORDS[progress.stage]} {share:.0f} %"]
     if progress.left_s is not None:

@@ -272,7 +272,7 @@ def imported(spec: str) -> set[str]:
 
 
 def file_of(name: str) -> Path | None:
-    """Return the file of a spec, or of FILE.py, which names all implementations in it; None if there is no file."""
+    """Return the file of a spec, or of FILE.py (which stands for all implementations in it); None without a file."""
     bare, _ = variant(name)
     return split(f"{bare}:any" if bare.endswith(".py") else bare)[0]
 
@@ -337,7 +337,7 @@ def _names_pages(function: ast.FunctionDef) -> bool:
 
 
 def is_dense(spec: str) -> bool:
-    """Return whether the harness gathers keys from their pages for a spec; False if its file no longer exists."""
+    """Return whether a spec takes dense keys, gathered from a paged cache by the harness; False if its file is gone."""
     path, _ = split(variant(spec)[0])
     return not reads_pages(spec) and (path is None or path.exists())
 
@@ -421,7 +421,7 @@ def require_known(kind: str, given: Iterable[str], known: Collection[str], more:
 
 
 def digest(spec: str) -> str:
-    """Return eight hex digits that identify the source of a spec; "" for an installed package, which has a version."""
+    """Return 8 hex digits of the SHA-256 of a spec's source file; "" for an installed package, which has a version."""
     path, attribute = split(variant(spec)[0])
     if path is None and attribute in stems(PACKAGE):
         module = importlib.util.find_spec(f"{PACKAGE}.{attribute}")
@@ -468,7 +468,9 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
-    """Import the value that a spec names; the spec must be known and have no option.
+    """Import the value that a spec without `+option` names, from its file, attnbench or another installed package.
+
+    A plain name must be that of a built-in implementation, or of one that an installed package provides.
 
     Raises:
         ValueError: the module does not define this value.

@@ -49,8 +49,8 @@ class AttentionBench:
         `more` takes the axes of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference),
         each with a value or a list of values. It also takes the parameters `seed` (default: the seed of the session),
         `smallest_effect`, `false_share` (default: 0.001) and `conditions` (default: steady) of `attnbench.compare`. The
-        comparison ends when all
-        verdicts are decided, or after `budget_s` seconds for all workloads together. Nothing stays on disk.
+        comparison ends when all verdicts are decided, or after `budget_s` seconds for all workloads together. Nothing
+        stays on disk.
 
         Raises:
             AssertionError: an answer of the candidate or the baseline disagrees with the float64 oracle; the message

@@ -100,7 +100,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format an approximate waiting time: "4 s", "12 min" from two minutes on, "3 h" from two hours on."""
+    """Format an approximate waiting time: "4 s"; "12 min" for two minutes or more; "3 h" for two hours or more."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -228,11 +228,11 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
-HUGE = 1000.0  # multiple of a tolerance from which `multiple` shows an exponent
+HUGE = 1000.0  # smallest multiple of a tolerance that `multiple` shows with an exponent
 
 
 def multiple(value: float) -> str:
-    """Format an error as a multiple of its tolerance: "0.12", or "3e+04" from a thousand on."""
+    """Format an error divided by its tolerance (`value`): "0.12"; "3e+04" for a thousand or more."""
     return significant(value, 2) if value < HUGE else f"{value:.0e}"
 
 

@@ -1,9 +1,10 @@
-"""`python -m studies.acceptance W1 V4 --sessions 5`: tests of the method's promises, W1 to W7, V1 to V4, V6 and V9.
+"""Test what attnbench promises about its times and verdicts: `python -m studies.acceptance W1 V4 --sessions 5`.
 
-Most sessions run attnbench on functions whose true difference in speed is known; those of V2, and some of V3, are
-simulated. Each session is stored when it ends, so that an interrupted study can be resumed. `--list` prints the minutes
-that the missing sessions take. `--old TREE` also runs an older attnbench from a checkout, in turns with this one. The
-tests of CUDA devices, G1 to G5, are in on_cuda.py.
+The tests are W1 to W7, V1 to V4, V6 and V9. `--list` prints what each one tests, and the minutes that its missing
+sessions take. Most sessions run attnbench on functions whose true difference in speed is known; those of V2, and some
+of V3, are simulated. Each session is stored when it ends, so that an interrupted study can be resumed. `--old TREE`
+also runs an older attnbench from a checkout, in turns with this one. The tests of CUDA devices, G1 to G5, are in
+on_cuda.py.
 """
 
 import itertools
@@ -233,7 +234,7 @@ def _trust() -> Iterator[Test]:
 
 
 def _identical_code() -> Iterator[Test]:
-    """Yield the tests V1: both sides are the same code."""
+    """Yield the tests V1: both compared functions are the same code."""
     for (name, is_same), busy in itertools.product({"one file": True, "two files": False}.items(), (0, 1)):
         yield Test(
             id=f"V1 {name}, {busy} busy",
@@ -349,7 +350,7 @@ def chosen(names: Sequence[str]) -> list[Test]:
 
 
 def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
-    """Return the sessions of a test as a piece; for a test of WITH_OLD, also those of the tree `old`, if given."""
+    """Return the sessions of a test as a piece of the study; for a test in WITH_OLD, also those of the tree `old`."""
     found = [frame.Piece(name=test.id, make=test.take, size=test.number)]
     if old is not None and test.id.startswith(WITH_OLD):
         make = partial(test.take, tree=old.resolve() / "harness")

@@ -88,7 +88,10 @@ class CudaGpu:
         return device(DEVICE).captured(lambda: call)
 
     def state(self) -> DeviceState:
-        """Read the state; spinning kernels since the last reading, or the driver, give its clock frequency."""
+        """Read the device's clock frequency, temperature, power and reasons for a reduced clock; 0 if unknown.
+
+        The frequency is measured by the spinning kernels since the last call; without any, it is the driver's value.
+        """
         return device(DEVICE).state() or DeviceState()
 
     def heat(self, seconds: float) -> None:
@@ -99,7 +102,7 @@ class CudaGpu:
             torch.cuda.synchronize()
 
     def interference_probe(self) -> Call:
-        """Return the call of the device's own interference probe."""
+        """Return the device's own interference probe: fixed work that takes longer while others use the device."""
         return device(DEVICE).interference_probe()
 
     def peak_bytes_per_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""G1 to G5: tests of the clock of a CUDA device. Each test is a function, which uses the first device by default.
+"""Test the clock of a CUDA device (tests G1 to G5); each test is a function that uses the first device by default.
 
 Each function also accepts a simulated device. With such devices, tests/studies show that a test passes on a healthy
 device and fails on a faulty one.

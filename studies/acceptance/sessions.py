@@ -194,7 +194,10 @@ def _compared(output: str, folder: Path) -> Row:
 
 
 def _is_alike(visit: Mapping[str, Any]) -> bool:
-    """Return whether all samples of a visit, except those of probes, have the same number of calls."""
+    """Return whether all samples of a visit (a few blocks of one workload) have the same number of calls.
+
+    Samples of the interference probe are not compared.
+    """
     counts = {
         sample[1]
         for arm in visit["arms"]

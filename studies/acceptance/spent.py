@@ -1,4 +1,4 @@
-"""`python -m studies.acceptance.spent RUN`: divide the wall time of a run into parts, from its journal."""
+"""Divide the wall time of a run into parts, from its journal: `python -m studies.acceptance.spent RUN`."""
 
 import json
 import sys

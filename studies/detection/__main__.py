@@ -1,4 +1,4 @@
-"""`python -m studies.detection`: plant every known mistake, run right code, write the tables. Rerun it to resume."""
+"""Plant every known mistake, run right code, and write the tables: `python -m studies.detection`. Rerun to resume."""
 
 import json
 from concurrent.futures import ProcessPoolExecutor

@@ -1,4 +1,4 @@
-"""Check code by authors who had not seen the probes: `python -m studies.detection.blind --to DIR`.
+"""Check code by authors who had not seen the inputs of the check: `python -m studies.detection.blind --to DIR`.
 
 `blind.tar.xz` next to this file contains 612 wrong functions (m...) and 350 right ones (h...); in an archive, imports
 and linters do not find them. The authors knew the definition of attention, the signature that a function may have, and
@@ -35,7 +35,7 @@ ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
 BEFORE = Path(__file__).with_name("before.json")
-"""Earlier verdicts on functions from m501 on, when the check did not yet have the rules that they led to."""
+"""Verdicts on functions from m501 on, from before the check had the rules that these functions led to."""
 JUDGED = Path(__file__).with_name("judged.json")
 """Judgements (see JUDGEMENTS) on attnbench's diagnosis of each function from m701 or m1001 on, by state of attnbench's
 code. The judges had not written the diagnoses."""

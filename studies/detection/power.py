@@ -1,4 +1,4 @@
-"""Which decision rules (judges.py) detect each known mistake, on each kind of input, in each dtype, at many lengths."""
+"""Test which rules (judges.py) detect each known mistake, on each kind of input, in each dtype, at many lengths."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from studies.frame import Row
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
-"""Kinds of input by name: uniform numbers, as many benchmarks draw them, and our probes."""
+"""Kinds of input by name: uniform numbers, as many benchmarks draw them, and the inputs of our check (probes)."""
 EVERYTHING = "all"
 DIFFERS = 1e-6
 """A mistake makes no difference if its error in float64 is at most this share of each tensor's largest value."""

@@ -49,7 +49,10 @@ def power(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
-    """Count mistakes tried and caught, and right results tried and rejected, for each shown pair (inputs, rule)."""
+    """Count mistakes tried and caught (with the share caught), and right results tried and rejected.
+
+    There is a row for each column (inputs, rule) of `power`.
+    """
     caught = cells.groupby(["inputs", "rule"], sort=False)["is_caught"].agg(["size", "sum"])
     rejected = (~trials.set_index(["inputs", "rule"])["is_right"]).groupby(level=[0, 1]).agg(["size", "sum"])
     made = pd.DataFrame(

@@ -1,4 +1,4 @@
-"""`python -m studies.gpu --out DIR`: run each step in its own process, and pack an archive. Rerun it to resume.
+"""Run each step in its own process, and pack an archive: `python -m studies.gpu --out DIR`. Rerun it to resume.
 
 `--rehearse` uses the CPU and small sizes, and a simulated device for the tests G1 to G5 of acceptance/on_cuda.py.
 `--stop-after SECONDS` starts a step only if its time limit ends within these seconds; the next call runs the others.

@@ -1,4 +1,4 @@
-"""`python -m studies.gpu.contexts`: print the CUDA runtime calls of the device methods `facts` and `select`.
+"""Print the CUDA runtime calls of the device methods `facts` and `select`: `python -m studies.gpu.contexts`.
 
 No GPU is needed: a library with stubs of the runtime's functions prints their names. The program needs a CUDA build of
 torch and the compiler cc. It first imports the module from which workers are forked; this import must print no call.

@@ -80,7 +80,7 @@ def gauge(where: str, name: str) -> tuple[str, list[Row]]:
 
 
 def check(*options: str) -> tuple[str, list[Row]]:
-    """Run `attnbench check` with these options; return the verdicts as text, and a row for each checked cell."""
+    """Run `attnbench check` with these options; return the verdicts, and a row for each implementation and workload."""
     done = _python("-m", "attnbench", "check", "--json", *options)
     try:
         said = json.loads(done.stdout)

@@ -24,7 +24,8 @@ class VirtualClock(Clock):
     """A simulated clock: time passes only when simulated work spends it, and `disturb` may change the amount.
 
     `disturb(seconds, now)` returns the seconds that pass, with drift, spikes and throttling of known size. In a sample
-    it is called once, with the sum of all calls. `turn()` is called before each sample of another call than the last.
+    it is called once, with the sum of all calls. `turn()` is called before each sample whose call is not that of the
+    sample before it.
     """
 
     resolution_s = 1e-9

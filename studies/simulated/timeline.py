@@ -63,7 +63,7 @@ class SimulatedRuntime:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Do nothing: this device is always selected, since there is no other one."""
+        """Provide a context in which this device is selected; it always is, since there is no other one."""
         yield
 
     def launch(self, seconds: float, stream: int = 0) -> None:

@@ -109,7 +109,7 @@ class SimulatedClient(WorkerClient):
         process: float = 0.0,
         faults: Faults = lambda *_: 0,
     ) -> None:
-        """Start without a process."""
+        """Create the machine and its clock; `start` starts the first process."""
         self.seconds, self.faults = seconds, faults
         self.machine = Machine(world, seed)
         self.clock = VirtualClock(self.machine)
@@ -162,7 +162,7 @@ class SimulatedClient(WorkerClient):
         return CeilingsMeasured(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
     def sample_blocks(self, visit: SampleBlocks) -> VisitFinished | Failed:
-        """Sample the blocks of a visit on the simulated machine, and reply with the samples."""
+        """Time a visit (a few blocks of one workload) on the simulated machine, and reply with the samples."""
         start_s = self.clock.now()
         calls = [self._timed((visit.workload.id, arm), visit.workload, spec) for arm, spec in visit.arms]
         taken = blocks.visit(calls, self.clock, visit, self._conditions(len(calls), is_cold=visit.cache == "cold"))
@@ -183,7 +183,7 @@ class SimulatedClient(WorkerClient):
         )
 
     def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> blocks.TimedCall:
-        """Return the call of an arm, which is built on first use and kept until the process ends."""
+        """Return the call of an arm (implementation in a block), built at first use and kept until the process ends."""
         place, arm = key
         if key not in self._calls:
             truth_s = PROBE_S if arm == PROBE else self.seconds(workload, name_of(spec))
@@ -209,12 +209,12 @@ class SimulatedClient(WorkerClient):
 
 
 class SimulatedPair(WorkerPool):
-    """Two simulated workers on one machine, as in a comparison whose sides have separate processes."""
+    """Two simulated workers on one machine, as if two compared states of the code had separate processes."""
 
     def __init__(
         self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0, process: float = 0.0
     ) -> None:
-        """Start without processes; both workers share one clock."""
+        """Create two workers that share one machine and its clock; `start` starts their processes."""
         base, candidate = (SimulatedClient(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
         super().__init__({BASE: base, CANDIDATE: candidate}, lambda arm: arm.side, seed=seed)
         self.clock = base.clock

@@ -1,4 +1,4 @@
-"""`python -m studies.torture`: run every trial and write the tables."""
+"""Run every trial and write the tables: `python -m studies.torture`."""
 
 import sys
 import tempfile

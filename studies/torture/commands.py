@@ -41,7 +41,7 @@ HINTS = (
     ),
     *("name ", "rename", "as in", "go to one", "end in", "put axes into"),
 )
-"""Phrases by which a message is recognised as one with a fix or with the allowed values: it contains one of them."""
+"""Phrases of which a message contains at least one if it gives a fix or the allowed values."""
 USUAL = ("results", "BASE and CANDIDATE", "there is no name")
 """Words that a message may contain instead of the input: names of defaults, missing arguments and empty names."""
 NOT_TRIED = {"tensorboard", "doctor", "inspect"}

@@ -99,7 +99,7 @@ def together(folder: Path, pairs: int) -> Iterator[Trial]:
 
 
 def _missing(run: Path) -> str:
-    """Describe how many of the planned cells a run has; return "" if it has all of them."""
+    """Describe how many of the planned cells (implementations on workloads) a run has; return "" if it has all."""
     found = read(run)
     asked = len(found.plan.workloads) * len(found.plan.implementations)
     return "" if len(found.records) == asked else f"{len(found.records)} of {asked} cells"

@@ -1,6 +1,7 @@
-"""`python -m studies.trust`: run all cheats and contaminations, and write the table (test W7 of studies.acceptance).
+"""Run all cheats and contaminations, and write the table: `python -m studies.trust`.
 
-Rerun it to resume. `--only ID,ID` runs some cases, stores nothing and prints their outcomes.
+This is the test W7 of studies.acceptance. Rerun the command to resume. `--only ID,ID` runs some cases, stores nothing
+and prints their outcomes.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,10 @@ def rows_of(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def judge(found: Sequence[dict[str, Any]]) -> tuple[str, bool]:
-    """Judge stored sessions; return a sentence with their counts, and whether all are good."""
+    """Judge stored sessions; return a sentence with the count of each outcome, and whether all ended without harm.
+
+    Harm is a false time, a lost run, or an effect on another implementation.
+    """
     return outcome.words(rows_of(found))
 
 

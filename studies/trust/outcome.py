@@ -54,7 +54,10 @@ def judged(cases: Sequence[Case], sessions: Mapping[str, Session]) -> list[Row]:
 
 
 def row(case: Case, session: Session, usual: Mapping[str, Sequence[float]]) -> Row:
-    """Judge one case by its session; `usual` maps implementations to their ratios to the baseline in the controls."""
+    """Judge one case (a cheat, a contamination or a control) by its session.
+
+    `usual` lists, for each other implementation, the ratios of its time to the baseline's in sessions of honest code.
+    """
     outcome, reason = _outcome(session)
     changes = [_change(session, name, [] if case.settings else usual.get(name, [])) for name in (HONEST, INNOCENT)]
     if session.cells.get(BASELINE, Cell(status="missing")).latency_s is None:
@@ -86,7 +89,7 @@ def _change(session: Session, name: str, usual: Sequence[float]) -> str:
 
 
 def words(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Return a sentence with the counts of the rows, and whether all rows are good."""
+    """Return a sentence with the count of each outcome, and whether all rows are good."""
     counts = Counter(row.outcome for row in rows)
     affected = sum(bool(row.affected) for row in rows)
     bad = [row.case.id for row in rows if not row.is_good]

@@ -307,7 +307,8 @@ class _Noted:
 def _of_module(candidate: Implementation, reference: Reference, module: Adapted) -> dict[str, Any]:
     """Return what a script needs to create a module and to call it, by name.
 
-    A second module is built and called once, to record what the call reads from the mask and the buffers' dtypes.
+    A second module is built and called once. This records the values that the call reads from the mask, and the dtypes
+    of the module's buffers.
     """
     case = build(reference.workload, candidate, reference.inputs)
     assert isinstance(case.module, Adapted)

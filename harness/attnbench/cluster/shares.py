@@ -135,7 +135,7 @@ def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: M
 def merged(
     started: RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
 ) -> Iterator[Event]:
-    """Yield the events of a run: its start, lost cells, the events of measured shares and, with `is_over`, its end."""
+    """Yield the events of a run: its start, those of lost shares, those of measured ones and, if `is_over`, its end."""
     yield started
     for plan, why in lost:
         for workload in plan.workloads:
@@ -170,7 +170,7 @@ def merged(
 
 
 def _shifted(visit: VisitFinished, epochs: int) -> VisitFinished:
-    """Return the visit with its epoch raised by `epochs`, the number of processes of earlier shares."""
+    """Return the event with its process number (`epoch`) raised by `epochs`, the number of processes before it."""
 
     def shifted(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         return tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in samples)

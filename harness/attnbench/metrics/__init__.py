@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # metrics can be listed without torch
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A measured property of a cell, with its unit; smaller is better.
+    """A measured property of an implementation on a workload, with its unit; smaller is better.
 
     After the check, `measure` reads the metric of a case in a separate pass; it returns None if nothing can be read.
     `measure` itself is None for the latency, which comes from interleaved blocks, and for first calls, which fresh

@@ -36,7 +36,10 @@ BIAS = "position_bias"  # name of a model's bias among the inputs of a mask
 
 
 class RefusedError(ValueError):
-    """The model does not allow an attention, or the attention lacks a feature of the model; the message says why."""
+    """The model rejects an attention implementation, or the implementation lacks a feature that the model needs.
+
+    The message says why.
+    """
 
 
 class GivenMask(Mask):
@@ -109,7 +112,7 @@ class Call:
 
     @property
     def rule(self) -> Mask:
-        """All changes of the scores as one mask rule: visibility, bias and softcap."""
+        """All changes of the scores as one mask: visibility, bias and softcap."""
         parts: list[Mask] = []
         if self.mask is not None:
             parts.append(GivenMask(self.mask[:, 0], self.sizes))
@@ -129,7 +132,7 @@ def call_of(
     attention_mask: Tensor | None = None,
     **more: Any,  # noqa: ANN401
 ) -> Call:
-    """Read the arguments that a model of the package passes to its attention; for shapes see Call.
+    """Read the arguments that a model of transformers passes to its attention; for shapes see Call.
 
     Raises:
         ValueError: the mask is not boolean.
@@ -152,7 +155,7 @@ def call_of(
 
 
 def reference_attention(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
-    """Turn a textbook form of the oracle into an attention function of the package.
+    """Turn a textbook form of the oracle into an attention function for transformers.
 
     The function ignores `is_causal`, because `register` makes models pass every mask as a tensor.
     """
@@ -174,7 +177,7 @@ def reference_attention(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]
 
 
 class Candidate:
-    """An implementation, from this project or elsewhere, as an attention function of the package."""
+    """An implementation, from this project or elsewhere, as an attention function for transformers."""
 
     def __init__(self, spec: str) -> None:
         """Load the implementation; exceptions of foreign code propagate."""
@@ -246,7 +249,7 @@ class Model:
 
     @contextmanager
     def attending(self, model: nn.Module, name: str) -> Iterator[None]:
-        """Make `model` use the package's attention function `name` inside the context.
+        """Make `model` use the attention function that transformers knows as `name`, inside the context.
 
         Raises:
             RefusedError: the model refuses the function.
@@ -264,10 +267,10 @@ class Model:
 
 
 def load(spec: ModelSpec) -> Model:
-    """Build the model of a configuration file, and register the textbook forms with the package.
+    """Build the model of a configuration file, and register the textbook forms with transformers.
 
     Raises:
-        ValueError: the package cannot read the configuration, or the model cannot be built.
+        ValueError: transformers cannot read the configuration, or the model cannot be built.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -412,7 +415,7 @@ def arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
-    """Run a step; return, by name, the outputs of the attention modules and the model and, if `grads`, gradients.
+    """Run a step; return by name the outputs of each attention module and of the model, and gradients if `grads`.
 
     Outputs are in the order of the forward pass, without the tokens that `counted` excludes. Gradients are those of the
     trainable parameters, from the last parameter to the first.
@@ -465,9 +468,9 @@ def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
 
 
 def register() -> None:
-    """Register the two textbook forms with the package, and their mask function, which returns every mask as a tensor.
+    """Register the two textbook forms with transformers, and a mask function that returns every mask as a tensor.
 
-    The package's own mask functions omit masks that a kernel does not need.
+    The mask functions of transformers omit masks that a kernel does not need.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -506,7 +509,7 @@ def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
 
 
 def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
-    """Check one attention in the model. If the attention raises an exception, `Judged.reason` describes it."""
+    """Check one attention implementation in the model; if it raises an exception, `Judged.reason` describes it."""
     differences, number, worst = [], 0, 0.0
     try:
         with model.attending(model.model, function_name(attention)):
@@ -534,7 +537,7 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
 
 
 def function_name(attention: str, name: str = NAME) -> str:
-    """Return the name of an attention in the package; an attention that is not in OWN is registered as `name`.
+    """Return the name by which transformers knows an attention; register the attention as `name` if it is not in OWN.
 
     Raises:
         Exception: any exception of loading foreign code.

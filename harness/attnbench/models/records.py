@@ -3,7 +3,7 @@
 import msgspec
 
 OWN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
-"""Attentions that transformers itself provides."""
+"""Attention implementations that transformers itself provides."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +34,14 @@ class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor of the model whose error exceeds its limit `allowed`."""
 
-    place: str  # module path, logits, or the gradient of a parameter
+    place: str  # path of an attention module, logits or last_hidden_state, or the gradient of a parameter
     batch: str  # whole or padded
     error: float | None  # None: not finite
     allowed: float
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
-    """The result of checking one attention: differences, or the reason why it could not be compared."""
+    """The result of checking one attention implementation: differences, or why it could not be compared."""
 
     attention: str
     reason: str = ""  # why it could not be compared
@@ -62,7 +62,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of the whole model's step with one attention, and its ratio to the time with the first attention."""
+    """The time of a whole model's step with one attention implementation, and its ratio to that with the first one."""
 
     attention: str
     seconds: float  # median

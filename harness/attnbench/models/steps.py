@@ -1,4 +1,4 @@
-"""The time of a whole model's step with different attentions."""
+"""Time a whole model's step with different attention implementations."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,10 +15,11 @@ from attnbench.timing.functions import FunctionComparison
 
 
 def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> list[StepTime]:
-    """Time the step of the whole model with each attention, in interleaved blocks, for about `budget_s` seconds.
+    """Time a step of the whole model with each attention implementation, for about `budget_s` seconds in all.
 
-    A step includes a backward pass if the model has gradients. The first attention is the baseline. Each implementation
-    is registered under a name of its own, so that switching is quick.
+    The implementations take turns in interleaved blocks, and the first one is the baseline. A step includes a backward
+    pass if `model.spec.has_gradients` is true. Each implementation is registered under a name of its own, so that
+    switching is quick.
     """
     batch, _ = model.batches["whole"]
     words = arguments(model.model, {key: value for key, value in batch.items() if key != "attention_mask"})

@@ -121,7 +121,7 @@ class Requests(Mask):
 
 @functools.lru_cache(maxsize=256)
 def rule_of(batch: str, window: int = 0) -> Requests:
-    """Return the mask of a batch of requests; equal arguments give the same object, by which bound masks are cached."""
+    """Return the mask of a batch of requests; equal arguments give the same object, so its bound mask is cached."""
     return Requests(parse_batch(batch), window)
 
 
@@ -129,11 +129,12 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """The memory layout of a batch's keys and values: pages of a pool, in a random order that `seed` determines.
 
     `page_size` is in tokens; 0 means no pages. `num_heads` is the number G of key/value heads. `shared_prefix` is the
-    number of first tokens that all requests share. A query sees the last `window` keys up to its own; 0 means all.
-    `form` changes only details that no result may depend on. By default unused slots and pages contain NaN; with
-    `zeros`, they contain 0. With `moved`, pages have another order. With `strided`, the pools of keys and values are
-    views of one buffer, in which their pages alternate. In 8 bits, keys and values each have
-    one scale per head, or a single one with `has_one_scale`.
+    number of first tokens that all requests share. A query sees the last `window` keys up to its own; 0 means all. In 8
+    bits, keys and values each have one scale per head, or a single one with `has_one_scale`.
+
+    `form` changes only details that no result may depend on. By default, unused slots and pages contain NaN; with
+    "zeros", they contain 0. With "moved", pages have another order. With "strided", the pools of keys and values are
+    views of one buffer, in which their pages alternate.
     """
 
     batch: str
@@ -163,7 +164,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_slots(self) -> int:
-        """The number of slots that the batch occupies; pages count in full, and those of a shared prefix once."""
+        """The number of token slots that the batch occupies; pages count in full, and those of a shared prefix once."""
         if not self.page_size:
             return sum(each.total for each in self.requests)
         return self.shared_prefix + sum(self.num_own_pages) * self.page_size

@@ -157,7 +157,7 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
 
 
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:
-    """Count the numbers in the inputs: `queries` query and `keys` key tokens, operands, and weights of scope `module`.
+    """Count the numbers in the inputs: `queries` query and `keys` key tokens, sinks, learned biases, module weights.
 
     Values that are part of the keys (layout value_in_key) are not counted again.
     """

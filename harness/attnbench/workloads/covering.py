@@ -15,7 +15,7 @@ Item = tuple[str, int]  # an axis, and the index of one of its values
 
 
 def pairs(row: Row) -> Iterator[tuple[Item, Item]]:
-    """Yield every pair of items in a row; the row may lack some axes."""
+    """Yield every pair of (axis, index of value) items in a row of the design; a partial row lacks some axes."""
     return itertools.combinations(sorted(row.items()), 2)
 
 

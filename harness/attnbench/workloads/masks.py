@@ -1,7 +1,8 @@
 """Masks: visible keys of each query, score changes, and exact counts of visible pairs. Does not import torch.
 
-A mask is one class. Its rules use only operators that numpy arrays and torch tensors share, so one line of code gives
-the dense mask, a single tile and the predicate of a compiled kernel (docs/adr/0002-mask-is-a-rule.md).
+A mask is one class. Its rules (methods such as `sees` and `bias`) use only operators that numpy arrays and torch
+tensors share, so one line gives the dense mask, a single tile and the predicate of a compiled kernel
+(docs/adr/0002-mask-is-a-rule.md).
 
 If T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
 scaled_dot_product_attention) or from the end (bottom-right, as in decoding with a cache): see `Mask.is_at_end`.
@@ -23,9 +24,9 @@ from attnbench.units import did_you_mean
 LARGEST = 2**31  # largest length, count or argument of a mask
 COUNTED_AT_ONCE = 2**24  # most elements of a dense mask that are created at once, to limit memory
 
-Array = Any  # the operand of a rule: a numpy array or a torch tensor, used through operators that both have
+Array = Any  # an operand in a mask's methods: a numpy array or a torch tensor, used through operators that both have
 Table = Any
-"""The lookup table of a rule: a numpy array or torch tensor of integers, a number, None, or a tuple of such tables."""
+"""The lookup table of a mask: a numpy array or torch tensor of integers, a number, None, or a tuple of such tables."""
 Span = tuple[Array | None, Array | None]
 """The first and the last visible key of a query; None means no limit on that side."""
 Numbers = npt.NDArray[np.int64]
@@ -112,7 +113,8 @@ class Mask:
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
         """Return the first and last key that `query` sees in batch row `batch`, elementwise; `offset` is S - T.
 
-        Return None if the visible keys are not contiguous; `sees` then decides for each key.
+        An end is None if there is no limit on that side. `table` is the result of the method `table`. Return None
+        instead of a pair if the visible keys are not contiguous; `sees` then decides for each key.
         """
         return None, None
 

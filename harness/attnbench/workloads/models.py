@@ -88,7 +88,10 @@ def preset(name: str) -> Model:
 
 
 def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
-    """Return the usual combinations of batch size and lengths in a phase, as values of axes; only {} for an encoder."""
+    """Return the usual batch sizes and lengths of a model in a phase, as values of axes; [{}] for an encoder.
+
+    The layers of an encoder set their own lengths.
+    """
     if model.kind == "encoder":
         return [{}]
     if phase == "prefill":

@@ -37,14 +37,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     grid: list[dict[str, Any]]
     alone: dict[str, Any] = {}  # values of axes that `--set` does not name, if the command has no `--sweep`
     budget_s: float = 60.0  # wall time of a run
-    call_limit_s: float = 2.0  # cells with a longer predicted call are skipped
+    call_limit_s: float = 2.0  # an implementation is skipped on a workload if its predicted call is longer
     metrics: tuple[str, ...] = ("latency", "peak_memory")
     implementations: tuple[str, ...] = ()  # empty: all
     baseline: str = "sdpa"  # the implementation that others are compared with
     leave_out: tuple[str, ...] = ()  # implementations that take part only if the user names them
     why_left_out: dict[str, str] = {}  # by the name of an implementation in a `leave_out`: the reason in a few words
     allocator: Literal["system", "steady", "retain"] = "system"
-    num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
+    num_rounds: int = 4  # fewest fresh processes that time each workload, even if all its verdicts are decided
     of_pages: str = ""  # name of another sweep for implementations that read pages, if this one has no pages
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences do not count: 0.02 is 2 %
 

@@ -78,7 +78,7 @@ SHORT_NAMES = {
 }
 """By axis, the prefix of its value in an id; for any other axis, the prefix is its name."""
 MASKS_BETWEEN = "|"
-"""Separator of alternatives in a value of the axis mask, as in "none|causal": each cell of a check uses one of them."""
+"""Separator of masks in a value of the axis mask, as in "none|causal": a check uses one of them on each workload."""
 LONGEST_PART = 40  # characters; a longer part of an id is truncated
 FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4
