@@ -261,3 +261,5 @@ PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
     "equal": draw_equal,
 }
 """Every kind of input in the check, by name: f(workload, seed) -> inputs in float64."""
+IN_TURN = ("large", "huge", "shifted", "equal")
+"""Kinds of input that take turns over the workloads of a long check (see `covering.turns`)."""

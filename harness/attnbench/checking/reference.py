@@ -5,10 +5,12 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 is the number of compared query rows.
 """
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 
 import msgspec
 import torch
@@ -27,7 +29,7 @@ from attnbench.case import (
 from attnbench.checking import oracle
 from attnbench.checking.calls import Caller, call_on, caller_of
 from attnbench.checking.mistakes import FINITE, NAN
-from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near, forget_drawn
+from attnbench.checking.probes import IN_TURN, NEAR, PROBES, TOKENS, VacuousError, draw_near, forget_drawn
 from attnbench.checking.steps import Mistake
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import Implementation
@@ -381,39 +383,58 @@ def _reference_for_probe(workload: Workload, probe: str, seed: int, on_step: Cal
 class References:
     """The references of all probes at one workload, without dropout; they serve to check any candidate."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything that they depend on
         self,
         workload: Workload,
         seed: int,
         on_step: Callable[[], object] = lambda: None,
         *,
         is_brief: bool = False,
+        turn: int | None = None,
         is_apart: bool = False,
     ) -> None:
         """Compute the reference of every probe or, if `is_brief`, only that of the probe `normal`.
 
-        Probes that raise VacuousError at this workload are left out. If candidates are in another process (`is_apart`),
-        the references need not be on the workload's device, so small workloads are judged on the host. `on_step` is
-        called before each probe, rule, and known mistake of a diagnosis.
+        If `turn` is given, only one of the probes IN_TURN is used: the one with this number or, if that is impossible,
+        the next possible one. Probes that raise VacuousError at this workload are left out. If candidates are in
+        another process (`is_apart`), the references need not be on the workload's device, so small workloads are judged
+        on the host. `on_step` is called before each probe, rule, and known mistake of a diagnosis.
 
         Raises:
             ValueError: every probe raises VacuousError here, or a reference output is not finite.
         """
         self.alignment_bytes = device(workload.device).alignment_bytes  # of the candidate's device
         self.workload = workload = oracle.on_host(workload) if is_apart else workload
-        self.seed, self.on_step, self.is_brief = seed, on_step, is_brief
-        self.by_probe, reason = dict[str, Reference](), ""
-        plain = msgspec.structs.replace(workload, dropout=0.0)
-        for probe in ("normal",) if is_brief else PROBES:
-            on_step()
-            try:
-                self.by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
-                _ = self.by_probe[probe].screen  # computed here, so that its time does not count for a candidate
-            except VacuousError as error:
-                reason = reason or str(error)
+        self.seed, self.on_step, self.is_brief, self._reason = seed, on_step, is_brief, ""
+        later = () if turn is None or is_brief else (*IN_TURN[turn:], *IN_TURN[:turn])
+        always = ["normal"] if is_brief else [probe for probe in PROBES if probe not in later]
+        self.by_probe = dict(self._possible(always)) | dict(islice(self._possible(later), 1))
         forget_drawn()
         if not self.by_probe:
-            raise ValueError(reason)
+            raise ValueError(self._reason)
+
+    def _possible(self, probes: Iterable[str]) -> Iterator[tuple[str, Reference]]:
+        """Yield (probe, reference) for those of the probes that raise no VacuousError at the workload."""
+        plain = msgspec.structs.replace(self.workload, dropout=0.0)
+        for probe in probes:
+            self.on_step()
+            try:
+                found = reference_for_probe(plain, probe, self.seed, self.on_step)
+                _ = found.screen  # computed here, so that its time does not count for a candidate
+            except VacuousError as error:
+                self._reason = self._reason or str(error)
+            else:
+                yield probe, found
+
+    def completed(self) -> "References":
+        """Return these references with those of the probes that `turn` left out; if `is_brief`, return them alone."""
+        if self.is_brief:
+            return self
+        whole = copy.copy(self)
+        found = self.by_probe | dict(self._possible(probe for probe in PROBES if probe not in self.by_probe))
+        whole.by_probe = {probe: found[probe] for probe in PROBES if probe in found}
+        forget_drawn()
+        return whole
 
 
 @torch.enable_grad()  # tolerances may be computed within torch.no_grad

@@ -55,7 +55,7 @@ def check(
     An implementation is not checked further after a wrong answer. Ctrl-C prints the findings so far.
 
     Options:
-        goes_on (--all): Check every cell, even after a wrong answer.
+        goes_on (--all): Check every cell on every kind of input, even after a wrong answer.
         is_watched (--watch): Check again, on the same inputs, at each save of the file or of a module in its folder
             that it imports.
         is_invariance: Check only whether a query's answer is the same to the last bit in any batch, padding or chunk.

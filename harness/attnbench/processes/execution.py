@@ -68,6 +68,7 @@ from attnbench.timing.schedule import (
     visit_seed,
 )
 from attnbench.tracing import folders
+from attnbench.workloads import covering
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
 
@@ -107,6 +108,8 @@ hides hardly anything; with few queries, different mistakes give similar errors.
 CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
 """Name of the sweep `check`. Its workloads with more than MANY_ROWS queries and keys, or with a product of batch size
 and number of heads above MANY_BLOCKS, are checked only on normally distributed inputs (`_has_many_rows`)."""
+FEWEST_IN_TURN, NUM_TURNS = 40, 4
+"""Fewest workloads of a check in which kinds of input take turns, and the number of these kinds (probes.IN_TURN)."""
 WORKLOADS_OF_A_LANE = 20  # with fewer workloads in a lane (a thread of checks), a second lane is not worth its start
 LANE_BYTES = 2**24  # largest score matrix with two lanes, in bytes: the oracle needs several copies of it in float64
 CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
@@ -269,8 +272,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     seed are checked only on normally distributed inputs, and without rules (tests of single properties of attention).
 
     If `stops_when_wrong` is set, an implementation is checked until its first wrong answer, workloads with few keys or
-    queries come last, and checks end with the budget. In the sweep `check`, large workloads (`_has_many_rows`) are
-    checked only on normally distributed inputs; all other workloads are checked on every kind of input.
+    queries come last, checks end with the budget, and some kinds of input take turns (`_turns`). In the sweep `check`,
+    large workloads (`_has_many_rows`) are checked only on normally distributed inputs; all other workloads are checked
+    on every kind of input.
 
     If the session has a second worker, two threads (lanes) check at the same time. They write the same records as one
     lane, unless the code keeps state between calls. For this, each rule is tried in one lane only, and if
@@ -279,6 +283,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     plan, status = session.plan, session.state.status
     workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
+    turns = _turns(plan) if stops_when_wrong else {}
     every_cell = [(workload.id, arm) for workload in workloads for arm in plan.cells(workload)]
     places = {cell: place for place, cell in enumerate(every_cell)}
     first_wrong = {arm: -1 for (_, arm), found in status.items() if found is Status.disagrees}
@@ -299,7 +304,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
                     session.show_progress("check", f"{arm} on {workload.id}", len(concluded), len(places))
                     is_known = is_brief_allowed and (arm, _kind(workload)) in passed
                     is_brief = is_known or (plan.sweep == CHECK and _has_many_rows(workload))
-                    reply = ask_cell(lane, workload, arm, is_brief=is_brief)
+                    reply = ask_cell(lane, workload, arm, is_brief=is_brief, turn=turns.get(workload.id))
                     found = reply.status
                 if found is Status.disagrees:
                     first_wrong[arm] = min(place, first_wrong.get(arm, place))
@@ -319,6 +324,22 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
         return f"{len(left)} of {len(places)} cells were not reached in {min(limit_s, plan.budget_s):g} s"
     session.show_progress("check", "", len(places), len(places))
     return ""
+
+
+def _turns(plan: Plan) -> dict[str, int]:
+    """Return the number of the kind of input whose turn it is, by workload id; in short checks no kinds take turns.
+
+    A check on every kind would take a fifth more time. Each pair of values of two axes meets each kind (see
+    `covering.turns`), as far as there are enough workloads. If there are fewer than NUM_TURNS with a mask or a dtype,
+    these see every kind. So does a workload once its answer is wrong (checking/agreement.py).
+    """
+    if plan.sweep != CHECK or len(plan.asked) < FEWEST_IN_TURN:
+        return {}
+    axes = {workload.id: workload.axes() for workload in plan.asked}
+    uses = Counter(each[name] for each in axes.values() for name in ("mask", "dtype"))
+    often = {name: each for name, each in axes.items() if min(uses[each["mask"]], uses[each["dtype"]]) >= NUM_TURNS}
+    turns = covering.turns([*often.values()], NUM_TURNS)
+    return dict(zip(often, turns, strict=True))
 
 
 def _shortest_last(workloads: Sequence[Workload]) -> list[Workload]:

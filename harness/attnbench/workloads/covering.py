@@ -7,7 +7,7 @@ a random one.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, int]  # index of the chosen value, by axis
@@ -59,3 +59,18 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
             rows.append(row)
             uses.update(row.items())
     return [valued(row) for row in rows]
+
+
+def turns(rows: Sequence[Mapping[str, Hashable]], number: int) -> list[int]:
+    """Choose one of `number` turns for each row of values by axis, so that each turn soon meets each pair of values.
+
+    The choice is greedy: the turn that has met the fewest of the row's pairs, and of several, the least used one.
+    """
+    met, uses, chosen = [set[object]() for _ in range(number)], [0] * number, list[int]()
+    for row in rows:
+        own = list(itertools.combinations(sorted(row.items(), key=lambda item: item[0]), 2))
+        best = min(range(number), key=lambda turn: (len(met[turn].intersection(own)), uses[turn]))
+        met[best].update(own)
+        uses[best] += 1
+        chosen.append(best)
+    return chosen

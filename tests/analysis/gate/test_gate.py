@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from attnbench import cli
+from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Rule, Thresholds
 from attnbench.analysis.gate.times import state_change
 from attnbench.analysis.results import Results

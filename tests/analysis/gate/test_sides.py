@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.analysis.gate.decision import judge_sides
 from attnbench.analysis.conclusion import Ending
+from attnbench.analysis.gate.decision import judge_sides
 from attnbench.analysis.gate.rulings import Kind, Rule, Thresholds
 from attnbench.analysis.gate.times import LARGEST_MARGIN, decided
 from attnbench.analysis.results import Results

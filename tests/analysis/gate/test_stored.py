@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.gate import stored
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.results import read
 from attnbench.storage.records import Status
 from tests.analysis.gate import scripts

@@ -439,27 +439,28 @@ class Worker:
                 raise
             return msgspec.structs.replace(self._failure(error), status=Status.fallback, message=refused)
 
-    def check(
+    def check(  # noqa: PLR0913 - what is checked, and how far
         self,
         cell: Target,
         limit_s: float,
         seed: int,
         *,
         is_brief: bool = False,
+        turn: int | None = None,
         rejects: tuple[str, ...] = (),
     ) -> CellChecked | Failed:
         """Check whether the implementation is right. Another process, which has loaded it, makes all calls.
 
         The predicted time of a call is limited to `limit_s` seconds. If `is_brief` is set, only one kind of input is
         compared, and no rule (test of one property of attention) is tried. This is enough if the implementation has
-        fully passed on a workload of the same kind. For `rejects` see Plan.
+        fully passed on a workload of the same kind. For `turn` see References, and for `rejects` see Plan.
         """
         assert self.consult is not None
         prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
         if isinstance(prepared, Failed):
             return prepared
         candidate = Remote(self.consult, cell, prepared)
-        answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
+        answers = self.known_answers(cell.workload, seed, is_brief=is_brief, turn=turn)
         with threads(1):  # otherwise idle threads of one process spin while the other process computes
             agreed = agreement.check(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects)
         if candidate.is_approximate and (beyond := beyond_bound(agreed, prepared.most_error)):
@@ -477,14 +478,14 @@ class Worker:
             executed_flops=prepared.executed_flops,
         )
 
-    def known_answers(self, workload: Workload, seed: int, *, is_brief: bool) -> References:
+    def known_answers(self, workload: Workload, seed: int, *, is_brief: bool, turn: int | None) -> References:
         """Return the oracle's answers for a check; the latest answers are cached."""
-        beat, question = self.heartbeat.beat, (workload, seed, is_brief)
+        beat, question = self.heartbeat.beat, (workload, seed, is_brief, turn)
         beat()
         if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
             with threads(1 if workload.num_scores <= MOST_SERIAL else 0):
-                answers = References(workload, seed, beat, is_brief=is_brief, is_apart=True)
+                answers = References(workload, seed, beat, is_brief=is_brief, turn=turn, is_apart=True)
             self.references = question, answers
             beat()
         return self.references[1]
