@@ -18,7 +18,6 @@ from attnbench.analysis.comparisons import (
     whole_session_judgement,
 )
 from attnbench.analysis.conclusion import Conclusion, Mark
-from attnbench.analysis.gate import outputs
 from attnbench.analysis.gate.decision import judge_sides
 from attnbench.analysis.gate.rulings import Kind, Thresholds
 from attnbench.analysis.history import _points
@@ -106,7 +105,7 @@ def test_compare_and_gate_end_alike_on_a_session_whose_samples_waited(tmp_path, 
     found = whole_session_judgement(results)
     assert found is not None
     assert found.verdict is (Verdict.slower if code == 1 else Verdict.undecided)
-    assert exit_code(conclusion) == exit_code(outputs.conclusion(decision)) == code
+    assert exit_code(conclusion) == exit_code(decision.conclusion) == code
     kinds = {ruling.kind for ruling in decision.rulings if ruling.metric == "latency"}
     assert kinds == {Kind.slower if code == 1 else Kind.undecided}
     shown = {cell.mark for shape in answers.shapes(results) for cell in shape.others}

@@ -294,9 +294,9 @@ MESSAGES = {
         "IndexError: no index (mine.py, line 3)",
         Kind.changed,
     ),
-    "another line": ("ValueError: no (mine.py, line 3)", "ValueError: no (mine.py, line 41)", Kind.failed),
-    "another address": ("TypeError: <T at 0x7f3acc10>", "TypeError: <T at 0x55d1f0>", Kind.failed),
-    "another folder": ("ImportError: x in /a/base/y.py", "ImportError: x in /b/candidate/y.py", Kind.failed),
+    "another line": ("ValueError: no (mine.py, line 3)", "ValueError: no (mine.py, line 41)", Kind.same),
+    "another address": ("TypeError: <T at 0x7f3acc10>", "TypeError: <T at 0x55d1f0>", Kind.same),
+    "another folder": ("ImportError: x in /a/base/y.py", "ImportError: x in /b/candidate/y.py", Kind.same),
 }
 
 
@@ -322,7 +322,7 @@ def disagrees(mistake: str, diagnosis: str) -> scripts.Change:
     return change
 
 
-@pytest.mark.parametrize(("after", "kind"), [("late_mask", Kind.failed), ("no_scale", Kind.changed)])
+@pytest.mark.parametrize(("after", "kind"), [("late_mask", Kind.same), ("no_scale", Kind.changed)])
 def test_wrong_answers_are_distinguished_by_their_mistakes(after: str, kind: Kind, tmp_path: Path) -> None:
     reported = (disagrees("late_mask", "wrong by 2.9"), disagrees(after, "wrong by 3.1"))
     both = [run(tmp_path / str(number), change) for number, change in enumerate(reported)]
