@@ -142,3 +142,10 @@ def test_lint_refuses_files_which_it_would_ignore(monkeypatch):
         runpy.run_path(str(ROOT / "noxfile.py"))["lint"](session)
     assert "leave out what follows --" in session.error.call_args.args[0]
     assert not session.run.called
+
+
+def test_limits_are_near_todays_numbers():
+    counts = ratchet.counts(ROOT, ratchet.load())
+    far = [str(each) for each in counts if each.limit > 1.2 * each.number + 5]
+    assert counts
+    assert not far, "python -m tools.ratchet --renew lowers these limits"
