@@ -52,7 +52,7 @@ IS_RIGHT: Endings = {
 }
 """Endings of `check`."""
 HOW_FAST: Endings = dict.fromkeys((Mark.wrong, Mark.failed), Ending.finding)
-"""Endings of `run`, `growth` and `model`."""
+"""Endings of `run`, `growth`, `model` and `profile`."""
 WHICH_ONE: Endings = {
     **HOW_FAST,
     **dict.fromkeys((Mark.not_judged, Mark.undecided, Mark.doubtful), Ending.inconclusive),
