@@ -39,8 +39,8 @@ class Comparison(Judgement):
     """The time of one implementation divided by the baseline's on one workload: below 1.0 is faster.
 
     The verdict follows from the interval and the margin. At most the share `Plan.false_share` of the verdicts faster
-    and slower in a session is expected to be false. With two sides, `Plan.false_share` instead limits the probability
-    of any false verdict in a session without true differences.
+    and slower in a session is expected to be false. If the session compares two states of the code (two sides),
+    `Plan.false_share` instead limits the probability of any false verdict in a session without true differences.
     """
 
     workload: Workload
@@ -57,9 +57,10 @@ class Comparison(Judgement):
 
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
-    """Compute the effect (log ratio of times) of each cell that was timed in the same blocks as its reference, by key.
+    """Compute, by key, the effect (log ratio of times) of each cell timed in the same blocks as its reference.
 
-    With two sides, the key WHOLE has the effect of all cells together.
+    The reference is usually the baseline (see `reference`). If two states of the code are compared, the key WHOLE has
+    the effect of all cells together.
     """
     samples = samples_of(results)
     pairs: dict[str, dict[Arm, Arm]] = {}
@@ -84,9 +85,9 @@ def substitutes(results: Results) -> dict[str, Arm]:
 
 
 def reference(results: Results, key: Key) -> Arm:
-    """Return the arm that a cell is compared with: the baseline or its substitute.
+    """Return the arm (implementation and side) that a cell is compared with: the baseline or its substitute.
 
-    With two sides, it is the same implementation on the base.
+    If two states of the code (sides) are compared, it is the same implementation on the base.
     """
     workload, arm = key
     return substitutes(results).get(workload) or results.plan.reference(arm)
@@ -108,9 +109,9 @@ def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
 
 @lru_cache(maxsize=1)
 def judgements(results: Results) -> dict[Key, Judgement]:
-    """Judge all comparisons of a run together, by key; with two sides, WHOLE has the judgement of all cells.
+    """Judge all comparisons of a run together, by key. Comparisons with doubtful times stay undecided.
 
-    Comparisons with doubtful times stay undecided.
+    If two states of the code are compared, WHOLE has the judgement of all cells together.
     """
     seen = judge_effects(results.plan, session_effects(results))
     return seen | doubted({key: judgement for key, judgement in seen.items() if is_doubtful(results, key)})
@@ -179,7 +180,10 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
 
 
 def whole_session_judgement(results: Results) -> Judgement | None:
-    """Return the judgement of all cells of a session with two sides; None in other runs, or without comparisons."""
+    """Return the judgement of all cells together if two states of the code are compared; otherwise None.
+
+    Also None if there is no comparison.
+    """
     return judgements(results).get(WHOLE)
 
 

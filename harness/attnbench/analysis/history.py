@@ -49,11 +49,10 @@ def metric_series(
 ) -> tuple[list[Series], list[str]]:
     """Read the series of the metric for every cell, with its changes of level; also return notes on runs left out.
 
-    The paths are run folders, journals, or folders of them. Of two copies of a run, the longer one counts: the one with
-    more visits, that is, short series of timed blocks.
-    `implementations` (specs) and `workload` (a pattern for ids) select cells; without `implementations`, all are
-    selected. Runs with other conditions than the newest run (such as cold caches) are left out; for the metric "ratio",
-    also runs with another baseline. Changes below SMALLEST are not reported.
+    The paths are run folders, journals, or folders of them. Of two copies of a run, the one with more visits (short
+    series of timed blocks) counts. `implementations` (specs) and `workload` (a pattern for ids) select cells; without
+    `implementations`, all are selected. Runs with other conditions than the newest run (such as cold caches) are left
+    out; for the metric "ratio", also runs with another baseline. Changes below SMALLEST are not reported.
 
     Raises:
         ValueError: nothing can be read, or no selected cell has the metric; the message lists the available metrics.

@@ -127,7 +127,7 @@ class Recommendation:
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
-        """Compare the time of another implementation with the choice's; None for the choice, or without a leader.
+        """Compare the time of another implementation with the choice's; None if it is the choice, or without a leader.
 
         If the choice is the leader (the fastest implementation) and was compared with the other, the interval and the
         verdict are from this comparison. Otherwise there is no interval, and the verdict is relative to the leader.
@@ -248,8 +248,7 @@ def peak_bytes(record: Record) -> float | None:
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
     """Compare two implementations at each size of a search where they were timed in the same blocks.
 
-    The result maps values of the ladder's axis, such as lengths, to points.
-
+    The keys of the result are these sizes: values of the axis that the search varies (`ladder.axis`), such as a length.
     If either time is doubtful, the point is undecided (its sign is 0).
     """
     seen, arms = {}, (Arm(implementation=one), Arm(implementation=other))

@@ -37,7 +37,7 @@ def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
-    """Split the records of a session with two sides into those of the base and those of the candidate."""
+    """Split the records of a comparison of two states of the code into those of the base and of the candidate."""
     base = [record for record in results.records if record.side == BASE]
     return base, [record for record in results.records if record.side != BASE]
 

@@ -60,7 +60,7 @@ def check(
     """Compare an implementation with the references as `compare` does, and diagnose it if it is wrong.
 
     The arguments are those of `compare`. An approximate implementation gets no diagnosis. A wrong one is compared with
-    the references of every probe before the diagnosis.
+    the references of every probe (kind of inputs) before the diagnosis.
     """
     caller = caller_of(candidate)
     agreement = compare(references, caller, known, rejects)
@@ -79,12 +79,13 @@ def compare(
     known: RulesAt | None = None,
     rejects: Collection[str] = (),
 ) -> Agreement:
-    """Compare an implementation with the references of all probes, and try the rules.
+    """Compare an implementation with the references of all probes (kinds of inputs), and try the rules.
 
     The candidate is an implementation in this process, or the caller of one in another process. If a call changes its
-    inputs or other shared state, this violation is the only result. `known` contains results of rules at other
-    workloads: those that apply here are reused (see `RulesAt`), and new results are added. Behaviours in `rejects`
-    (values of REJECTABLE) make an implementation wrong; other behaviours of REJECTABLE are only noted.
+    inputs or other shared state, this violation is the only result. `known` contains results of rules (properties of
+    attention) at other workloads: those that apply here are reused (see `RulesAt`), and new results are added.
+    Behaviours in `rejects` (values of REJECTABLE) make an implementation wrong; other behaviours of REJECTABLE are only
+    noted.
 
     Raises:
         ValueError: no probe can show anything here, because correct code overflows in the workload's dtype.

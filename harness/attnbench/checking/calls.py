@@ -72,7 +72,7 @@ class Call:
     seed: int | None = None
 
     def under(self, **of_mask: Any) -> "Call":  # noqa: ANN401 - any attribute
-        """Return this call under a new mask of its workload, with these attributes of a BoundMask set."""
+        """Return this call with a new mask of its workload; `of_mask` sets attributes of this BoundMask."""
         mask = bind(self.workload)
         vars(mask).update(of_mask)
         mask.change = memory.MASK_FORMS.get(mask.form, mask.change)

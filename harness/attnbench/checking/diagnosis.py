@@ -205,9 +205,10 @@ class Evidence:
 def explain(
     references: References, candidate: Implementation | Caller, wrong: Agreement, rejects: Collection[str] = ()
 ) -> Agreement:
-    """Add a diagnosis to the agreement (`wrong`) of a wrong candidate, which is called again; exceptions propagate.
+    """Return the result of a failed check (`wrong`) with a diagnosis; the candidate is called again and may raise.
 
-    Computing float64 inputs in float32 is a convention (an accepted difference), unless `rejects` contains FLOAT32.
+    If the only trouble is that float64 inputs are computed in float32, the result has the convention (accepted
+    difference) FLOAT32 instead of a diagnosis, unless a rule is broken or `rejects` contains FLOAT32.
     """
     caller = caller_of(candidate)
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
@@ -235,9 +236,10 @@ def explain(
 
 
 def gather(caller: Caller, references: dict[str, Reference], seed: int) -> list[Evidence]:
-    """Collect the candidate's answers to all probes, at a simpler and faster workload if the candidate is wrong there.
+    """Collect the candidate's answers to all probes (kinds of inputs), at a simpler workload if it is wrong there.
 
-    Otherwise use the full workload, and only probes that compare the same rows as the first one with a wrong output.
+    A simpler workload is also faster. If the candidate is right there, use the full workload, and only probes that
+    compare the same rows as the first one with a wrong output.
     """
 
     def gathered(answered: Iterable[Reference]) -> list[Evidence]:
@@ -259,7 +261,7 @@ def gather(caller: Caller, references: dict[str, Reference], seed: int) -> list[
 
 
 def extent(evidence: list[Evidence]) -> str:
-    """Describe which part of the output, or of gradients, is wrong on some probe; return "" if none is clear."""
+    """Describe which part of the output, or of gradients, is wrong on some inputs; return "" if none is clear."""
     sentences = []
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
@@ -323,7 +325,7 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
-    """Explain answers by float32 computation, factors, conventions, or state kept between calls; None if none fits."""
+    """Explain answers by float32 computation, factors, accepted differences or kept state; None if none fits."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
         return _float32_inside(evidence) or _factor(evidence) or _by_feature(evidence)
     if conventions := {each.convention: None for each in evidence if each.convention}:
@@ -744,7 +746,10 @@ def _distinct(actual: float, right: float) -> tuple[str, str]:
 
 
 def describe(agreement: Agreement) -> str:
-    """Describe the worst error of the output, or of a gradient if the output is right: place, size, and probes."""
+    """Describe the worst error of the output, or of a gradient if the output is right.
+
+    The description has the place and size of the error, and the probes (kinds of inputs) that found it.
+    """
     is_worst = {tensor.grade for _, tensor in agreement.tensors()} & {CheckVerdict.wrong} or {CheckVerdict.imprecise}
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if tensor.grade in is_worst]
     ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]

@@ -373,9 +373,10 @@ def output(attended: Tensor, weights: Weights) -> Tensor:
 
 
 def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..., Heads] = project) -> Heads:
-    """Return query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): inputs or projections, rotated if needed.
+    """Return query rows (B, H, R, K), key (B, G, S, K) and value (B, G, S, V) as the scores need them.
 
-    A query that `at_rows` has already reduced to `rows` is used unchanged.
+    They are inputs or, in scope `module`, projections; `rotary` rotates query and key. A query that `at_rows` has
+    already reduced to `rows` is not reduced again.
     """
     if workload.scope == "attention":
         query, key, value = inputs.tensors["query"], inputs.tensors["key"], inputs.tensors["value"]

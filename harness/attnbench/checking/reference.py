@@ -1,8 +1,8 @@
-"""The right answer to each probe, its tolerance, and the error of a candidate (the implementation under test).
+"""The right answer to each probe (kind of inputs), its tolerance, and the error of a candidate.
 
-The yardsticks of `tolerance.py` are plain textbook forms in the workload's dtype. Source: the tests of
-https://github.com/Dao-AILab/flash-attention, which allow twice the error of such a form. Shapes as in the contract; R
-is the number of compared query rows.
+A candidate is the implementation under test. Tolerances follow from the errors of yardsticks: plain textbook forms in
+the workload's dtype (tolerance.py). Source: the tests of https://github.com/Dao-AILab/flash-attention, which allow
+twice the error of such a form. Shapes as in the contract; R is the number of compared query rows.
 """
 
 import copy
@@ -43,9 +43,9 @@ evaluation. On this probe no row of the output is a mean of many values, so none
 NUM_SUSPECTS = 8
 """Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
-"""Yardsticks are computed on the inputs and on copies of these changed by a rounding. With at most FEW scores,
-yardsticks may be exact by luck, so there are MOVED_IF_FEW copies. In inference in half precision, where two nearly
-equal scores may change places, there are two; otherwise there is one."""
+"""Yardsticks (correct textbook forms) are computed on the inputs, and on copies of these changed by a rounding. With at
+most FEW scores, yardsticks may be exact by luck, so there are MOVED_IF_FEW copies. In inference in half precision,
+where two nearly equal scores may change places, there are two copies; otherwise there is one."""
 LENIENCY_OF_LARGE = 4.0
 """Factor of the limits at large scores: a weight near a tie depends on a score's last bit, so errors vary more."""
 QUICK_SHARE = 0.5
@@ -102,13 +102,14 @@ class Reference:
         has_gradients: bool = True,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
-        """Evaluate the oracle at some query rows; textbook forms are evaluated later, when a tolerance is needed.
+        """Evaluate the oracle at some query rows and, in half precision, the textbook forms for the tolerances.
 
-        All run on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,) are
-        the compared rows of the output and of the query's gradient, by default those of `oracle.checked_rows`.
-        `grad_rows` (B, H, R, V), in scope `module` (B, R, D), is the output's gradient at these rows, by default
-        random. `mask` changes the workload's mask. Gradients are compared if the direction has them and `has_gradients`
-        is True. Some probes compare fewer gradients, or have wider limits. `on_step` is called before each part.
+        In other dtypes, textbook forms are evaluated when a tolerance is needed. All run on the workload's device, or
+        on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,) are the compared rows of the output and of
+        the query's gradient, by default those of `oracle.checked_rows`. `grad_rows`, (B, H, R, V) or in scope `module`
+        (B, R, D), is the output's gradient at these rows, by default random. `mask` changes the workload's mask.
+        Gradients are compared if the direction has them and `has_gradients` is True. Some probes (kinds of inputs)
+        compare fewer gradients, or have wider limits. `on_step` is called before each part.
 
         Raises:
             ValueError: the reference output is not finite.
@@ -142,7 +143,10 @@ class Reference:
         self.least = self.tolerances if is_half(workload) else {name: self._tolerance_of(name) for name in expected}
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
-        """Return the scales of an answer; a scale of SUMMED above 0 is raised to the size of its intermediate sums."""
+        """Return the scale of each tensor of an answer, by name (see `scales_of`).
+
+        A scale of SUMMED above 0 is raised to the size of its intermediate sums (see `group_sum`).
+        """
         scales = scales_of(answer)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
@@ -168,8 +172,8 @@ class Reference:
     def judge(self, name: str, candidate: Tensor) -> TensorError:
         """Compare a candidate's tensor with the right one.
 
-        The tolerance is never smaller than the limit for roundings alone. Yardsticks take long to compute, so they are
-        computed only if an error exceeds QUICK_SHARE times that limit.
+        The tolerance is never smaller than the limit for roundings alone. Textbook forms take long to compute, so they
+        are computed only if an error exceeds QUICK_SHARE times that limit.
 
         Raises:
             VacuousError: see `tolerances`.
@@ -179,7 +183,7 @@ class Reference:
         return found if is_small else self.tolerances[name].judge(candidate)
 
     def limits(self, name: str) -> Iterator[float]:
-        """Yield limits of a tensor's largest error: first a fast one, for roundings alone, and then the tolerance.
+        """Yield two limits of a tensor's largest error: one for roundings alone, which is fast, then the tolerance.
 
         Raises:
             VacuousError: see `tolerances`.
@@ -393,7 +397,7 @@ class References:
         turn: int | None = None,
         is_apart: bool = False,
     ) -> None:
-        """Compute the reference of every probe or, if `is_brief`, only that of the probe `normal`.
+        """Compute the reference of every probe (kind of inputs) or, if `is_brief`, only that of `normal` inputs.
 
         If `turn` is given, only one of the probes IN_TURN is used: the one with this number or, if that is impossible,
         the next possible one. Probes that raise VacuousError at this workload are left out. If candidates are in
@@ -427,7 +431,7 @@ class References:
                 yield probe, found
 
     def completed(self) -> "References":
-        """Return these references with those of the probes that `turn` left out; if `is_brief`, return them alone."""
+        """Return these references with those of the probes that `turn` left out; unchanged if `is_brief`."""
         if self.is_brief:
             return self
         whole = copy.copy(self)

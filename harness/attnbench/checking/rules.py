@@ -61,7 +61,7 @@ LENGTH = 35  # the short length, not a multiple of any tile length; shorter work
 OUTPUTS_APART = "outputs apart"  # a rule's name
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER, MORE = 2, 6
-"""In the rule "fewer keys", the second call has FEWER fewer keys, or the first call has MORE times the keys."""
+"""In the rule "fewer keys", the first call has FEWER keys more than the second, or MORE times as many."""
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Exponents of powers of 2, by dtype; USUAL_SIZES is for all other dtypes. Keys and values are multiplied by the first
@@ -892,7 +892,7 @@ def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("other weights", "scope", "direction")
 def _other_weights(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that a module's call without gradients follows a change of its weights in place, as by an optimizer."""
+    """Check that a module called without gradients uses its new weights after an in-place change, as by optimizers."""
     normal = candidate.normal
     if candidate.workload.scope != "module" or not candidate.caller.has_pack:
         return
@@ -961,9 +961,10 @@ def examine(
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's length.
 
-    `known` contains results at other workloads; new ones are added. A violation of a rule or convention in `rejects` is
-    never only noted. Returns the results of the rules that apply. If an error prevents all rules, it returns one note,
-    or () for a VacuousError.
+    Rules are properties of attention. `known` contains results at other workloads; new ones are added. A violation of a
+    rule in `rejects`, or a behaviour in `rejects` that is otherwise accepted, counts as wrong and is never only noted.
+    Return the results of the rules that apply. If an error prevents all rules, return one note, or () for a
+    VacuousError.
     """
     whole, caller = asked.workload, caller_of(candidate)
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
@@ -991,7 +992,7 @@ def examine(
 
 
 def _rejected(result: RuleResult) -> RuleResult:
-    """Return a rule's result whose violation counts as wrong, instead of as a note or an accepted convention."""
+    """Return the result with its violation counted as wrong, not as a note or an accepted difference from SDPA."""
     return msgspec.structs.replace(result, is_noted=False, convention="")
 
 

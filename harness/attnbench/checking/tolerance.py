@@ -89,11 +89,12 @@ class Tolerance:
     ) -> None:
         """Derive the limits of tensor `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
-        Without yardsticks the limits are the smallest ones: those for roundings alone. `axis` is the axis of the
-        tensor's rows. The limits allow `num_roundings` roundings of `dtype` in a number. The size of a rounding follows
-        from the numbers of its segment or, where these are larger, from `terms`: the sizes of the terms that each row
-        sums. It grows with `scale` if that exceeds the tensor's largest number. `leniency` is a factor of all limits.
-        `labels` (R,) are the indices of rows in reports, such as those of chosen queries (default: from 0).
+        `yardsticks` are the errors of correct textbook forms by row; without them the limits are the smallest ones:
+        those for roundings alone. `axis` is the axis of the tensor's rows. The limits allow `num_roundings` roundings
+        of `dtype` in a number. The size of a rounding follows from the numbers of its segment or, where these are
+        larger, from `terms`: the sizes of the terms that each row sums. It grows with `scale` if that exceeds the
+        tensor's largest number. `leniency` is a factor of all limits. `labels` (R,) are the indices of rows in reports,
+        such as those of chosen queries (default: from 0).
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)

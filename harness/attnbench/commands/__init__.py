@@ -27,7 +27,10 @@ class Command:
 
 @dataclass(kw_only=True)
 class Output:
-    """The form of the output: JSON or text; quiet: without progress, tables and notes; verbose: with each step."""
+    """What commands print: text or JSON.
+
+    If `is_quiet`, they omit progress, tables and notes; if `is_verbose`, they also show each step, and every cell.
+    """
 
     is_json: bool = False
     is_quiet: bool = False

@@ -123,7 +123,11 @@ def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -
 
 
 def _quantity(kind: str, least: float, text: str | float) -> float:
-    """Parse a quantity of the command line, which must be at least `least`; `text` is a number if it is the default."""
+    """Parse a quantity of the command line; a default that is already a number is not parsed.
+
+    Raises:
+        typer.BadParameter: `text` is not a quantity of this kind, or is below `least`.
+    """
     try:
         value = quantity(text, kind) if isinstance(text, str) else text
     except ValueError as error:

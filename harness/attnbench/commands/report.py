@@ -132,7 +132,10 @@ def _join(runs: Sequence[Path]) -> Path:
 
 
 def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
-    """Return what joined runs must share: the plan with the values of MAY_DIFFER, and digests by implementation."""
+    """Return what joined runs must share: the plan with its MAY_DIFFER fields reset, and source digests.
+
+    The digests are those of the implementations' files, by implementation.
+    """
     digests = {name_of(spec): plan.digests.get(spec) for spec in plan.specs.values()}
     return msgspec.structs.replace(plan, **MAY_DIFFER), digests
 

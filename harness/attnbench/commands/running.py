@@ -157,7 +157,9 @@ def to_resume(
 
 
 def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: str = "") -> None:
-    """Check that the user named every file among the specs of a stored plan again, or that it is below `root`.
+    """Check that the user named each file among the specs of a stored plan again, except files below `root`.
+
+    A journal may come from someone else, so it must not decide which code runs.
 
     Raises:
         ValueError: a file was not named; the message says what to type.

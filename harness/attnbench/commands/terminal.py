@@ -1,4 +1,4 @@
-"""Output on a terminal."""
+"""Print runs, checks and tables on the terminal."""
 
 import re
 from collections import Counter
@@ -24,7 +24,7 @@ MOST_LINES = 4  # of a list, unless --verbose is set
 def print_results(results: Results) -> None:
     """Print the closing screen of a run; with --quiet only warnings and the answer, with --verbose also every cell.
 
-    With two sides, a list of the cells whose results differ between the sides follows the screen.
+    If the run compares two states of the code, a list of the cells whose results differ between them follows.
     """
     if OUTPUT.is_quiet:
         print_troubles(results)

@@ -20,7 +20,7 @@ CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES  # processes that a choice needs: half
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The leader (the fastest arm), and the judgement of each other arm relative to the leader."""
+    """The leader (the fastest arm, or implementation), and the judgement of each other arm relative to the leader."""
 
     leader: str  # name of an implementation, like `reference` and the keys of `others`
     reference: str  # the baseline or, if it has no samples, the first arm that has some
@@ -39,7 +39,7 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """Choose the fastest of several arms, the leader; judge every other arm against the leader.
+    """Choose the fastest of several arms (implementations), the leader; judge every other arm against the leader.
 
     Only arms that were sampled in the same blocks as the reference take part. The reference is the baseline or, if it
     has no samples, the first of `arms` that has some. `taken` has the samples of one workload, by arm. Blocks in

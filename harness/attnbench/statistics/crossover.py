@@ -6,7 +6,8 @@ is spent. The next value lies in the middle between two visited values at which 
 This module makes the decisions; sampling happens elsewhere.
 
 If the times cross once, the crossover lies inside the reported interval unless a decision was false. The probability of
-any false decision in a run is at most `FALSE_SHARE`, because all values, looks and searches share this error level.
+any false decision in a run is at most `FALSE_SHARE`, because all values, all searches and all looks (the numbers of
+processes at which a value is judged) share this error level.
 
 Source of the idea: noisy bisection, Waeber, Frazier and Henderson, 2013, https://doi.org/10.1137/120861898.
 """

@@ -17,7 +17,10 @@ Numbers = dict[Key, dict[Visit, float]]  # the log ratios of each comparison, on
 
 
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
-    """Return the log ratio of the time of `arm` to that of `reference` for each visit, as in `visit_numbers`."""
+    """Return the log ratio of the time of `arm` to that of `reference` for each visit (a short series of blocks).
+
+    See `intervals.visit_numbers`.
+    """
     return visit_numbers(taken.get(arm, ()), taken.get(reference, ()), discarded)
 
 
@@ -28,8 +31,8 @@ def run_numbers(
 ) -> Numbers:
     """Return the log ratio of the time of each arm to that of its reference, by workload and arm, for each visit.
 
-    A visit counts if it has a block that sampled both arms and is not discarded. All arguments are keyed by workload;
-    `references` maps each arm to its reference.
+    A visit (a short series of blocks in one process) counts if it has a block that sampled both arms and is not
+    discarded. All arguments are keyed by workload; `references` maps each arm to its reference.
     """
     logs = Numbers()
     for workload, pairs in references.items():

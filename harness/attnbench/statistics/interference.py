@@ -35,9 +35,9 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add the visits that are new in `visits`, all visits so far; return all discarded blocks by workload.
+        """Add the visits that are new since the last call; return all discarded blocks by workload.
 
-        A visit has the probes of a short series of blocks.
+        `visits` has all visits so far. A visit has the probes of a short series of blocks.
         """
         for visit in visits[self._num_followed :]:
             self.add(*visit)

@@ -124,7 +124,7 @@ def pairs(
 def visit_numbers(
     arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
 ) -> dict[Visit, float]:
-    """Return the log ratio of `arm` to `baseline` for each visit, in time order: the median over undiscarded blocks."""
+    """Return the median log ratio of `arm` to `baseline` over the undiscarded blocks of each visit, in time order."""
     codes, logs = pairs(arm, baseline, discarded)
     first, medians = medians_by(codes, logs)
     visits = [divmod(code, 2**VISIT_BITS) for code in codes[first].tolist()]
@@ -140,10 +140,11 @@ def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
 
 
 def effect_of(visits: Mapping[Visit, float]) -> Effect:
-    """Compute the effect of a comparison from the log ratios of its visits, averaged to one number for each process.
+    """Compute the effect (mean log ratio with its error) of a comparison from one log ratio for each visit.
 
-    With a single process, each of its visits counts as a number. Differences below LAYOUT_SPREAD then stay undecided,
-    because processes that run the same code differ by as much.
+    The log ratios of the visits (short series of timed blocks) are averaged to one number for each process. With a
+    single process, each of its visits counts as a number. Differences below LAYOUT_SPREAD then stay undecided, because
+    processes that run the same code differ by as much.
 
     Raises:
         ValueError: there is no visit.

@@ -97,9 +97,10 @@ class Effect:
 
 
 def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
-    """Compute the effect of a comparison from one log ratio for each process, in time order.
+    """Compute the effect (mean with its error) of a comparison from one log ratio for each process, in time order.
 
-    Numbers after the last look reached are ignored. `bias` is added to the interval's half-width, on the log scale.
+    A comparison is judged at its looks, when the number of processes is in LOOKS. Numbers after the last look reached
+    are ignored. `bias` is added to the interval's half-width, on the log scale.
 
     Raises:
         ValueError: `numbers` is empty.
@@ -195,7 +196,7 @@ def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """An effect with its verdict, and the interval of the ratio from which the verdict follows."""
+    """An effect (log ratio of times) with its verdict, and the interval of the ratio that the verdict follows from."""
 
     effect: Effect
     margin: float

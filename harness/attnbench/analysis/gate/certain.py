@@ -1,4 +1,4 @@
-"""Rulings on noise-free facts of a cell: status, check, backend, error, FLOPs and memory."""
+"""Rulings on a cell's noise-free facts in two states of the code: status, check, backend, error, FLOPs, memory."""
 
 import math
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
     """Compare two stored runs; without `thresholds`, use the defaults.
 
     Raises:
-        ValueError: one of the runs compared two sides, or the runs have no shape in common.
+        ValueError: one of the runs itself compared two states of the code, or the runs have no shape in common.
     """
     for results in (base, candidate):
         if results.plan.sides is not None:
@@ -181,7 +181,7 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
 
 
 def _effects(results: Results) -> dict[tuple[str, str], Effect]:
-    """Return the effects of a run by workload and implementation, without sides."""
+    """Return a run's effects (log ratios of times) by workload and implementation; the keys have no side."""
     return {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
 
 

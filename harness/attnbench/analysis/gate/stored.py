@@ -1,7 +1,8 @@
 """Stored baselines: one journal for each fingerprint in results/baselines, written only by `attnbench gate --accept`.
 
-A new baseline replaces the old one. The folder is committed, so that git keeps the history. The file also keeps the
-reasons of all earlier baselines, one on each line, after the events of the run.
+A fingerprint identifies a machine, its versions and its settings. A new baseline replaces the old one. The folder is
+committed, so that git keeps the history. The file also keeps the reasons of all earlier baselines, one on each line,
+after the events of the run.
 """
 
 from pathlib import Path

@@ -49,7 +49,7 @@ def is_timed(match: Match) -> bool:
 
 
 def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Yield the ruling on the time of a cell; nothing for the reference, or if `is_timed` is false."""
+    """Yield the ruling on the time of a cell; nothing for `Pair.reference`, or if `is_timed` is false."""
     if not is_timed(match):
         return
     samples = {side: record.samples(LATENCY) for side, record in zip(("base", "candidate"), match.records, strict=True)}
