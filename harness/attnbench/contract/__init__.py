@@ -113,7 +113,7 @@ def _reason_against(
     takes_batches: str,
     workload: Workload,
 ) -> str | None:
-    """Return why an implementation's built-in axes or its own `unsupported` exclude a workload; None if they do not.
+    """Return why built-in axis values or the implementation's own `unsupported` exclude a workload; None if not.
 
     A function of query, key and value can run a batch of requests if it can run each distinct request on its own.
     """

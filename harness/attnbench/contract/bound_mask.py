@@ -96,7 +96,7 @@ class BoundMask:
 
     @property
     def per_head(self) -> list[Tensor]:
-        """For each part of the mask that changes scores, the numbers (H,) that its `bias` gets for the heads."""
+        """One tensor (H,) for each part of the mask that changes scores: a number per head, such as ALiBi's slope."""
         return [on_device(part.per_head(self.num_heads), self.device) for part in self.rule.changes]
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class BoundMask:
         return [part.index(query, key, key_len - query_len, key_len) for part in self.rule.changes]
 
     def handed(self, mask: Tensor | None) -> Tensor | None:
-        """Convert a mask or bias to the form in which functions get it, by `change`; return None for None."""
+        """Use `change` to convert a mask or bias to the form in which functions get it; None stays None."""
         return None if mask is None else self.change(mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
 

@@ -44,10 +44,10 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 class Signature:
     """A function of query, key and value; `names` maps the KEYWORDS that it takes to its own parameter names.
 
-    `spec` is its name in messages. `omitted` has the names of parameters that the harness leaves out where it can: that
-    for the scale if its default is None, in calls with scale 1 / sqrt(K), and that for the window if it has a default,
-    in calls without a limit. If a call fails without them, the harness clears `omitted`, and every later call passes
-    both.
+    `spec` is its name in messages. `omitted` has the names of parameters that the harness leaves out where it can. The
+    parameter for the scale is left out in calls with scale 1 / sqrt(K) if its default is None, and the one for the
+    window in calls without a limit if it has a default. If a call fails without them, the harness clears `omitted`, and
+    every later call passes both.
     """
 
     function: Callable[..., Tensor]

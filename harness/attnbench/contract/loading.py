@@ -113,7 +113,7 @@ class BothScopes(ByFunction, Adapted):
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
-    """Return `function` extended: scope `module`, attention with its projections, runs the class MODULE of its file.
+    """Return `function` with a second scope: in scope `module`, with projections, the class MODULE of its file runs.
 
     `module` is the imported file. MODULE needs equal numbers of heads and equal widths of query, key and value, and an
     output projection as wide as the input. For other sizes the harness's projections surround the function, as they do

@@ -77,9 +77,10 @@ class Bound:
                     value.copy_(right)
 
     def gradients(self, made: Sequence[Tensor | None], inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `inputs` from the gradients `made` of the leaves; None for an input without one.
+        """Propagate the gradients of the leaves (`made`) back to `inputs`; return one for each input, or None.
 
-        If `prepare` created a leaf from inputs, the leaf's gradient is propagated to these inputs.
+        A leaf is an input itself, or a tensor that `prepare` computes from inputs, such as repeated heads. The result
+        is None for an input that no gradient reaches.
         """
         with torch.enable_grad():
             prepared = [each for each in self.prepare().arguments if isinstance(each, Tensor) and each.requires_grad]

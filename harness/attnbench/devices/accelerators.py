@@ -22,7 +22,7 @@ class Accelerator(Device):
 
     is_host = False
     can_spin = False  # there is `spin(cycles)`, a kernel that keeps the device busy while calls are queued
-    sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # side lengths of the matrices whose products show the ceiling
+    sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # side lengths of the products that show the highest rate
     smallest_copy = 2**22  # bytes
     largest_copy = 2**30  # bytes; a cache of 64 MiB contains only a thirtieth of the data that is read and written
 

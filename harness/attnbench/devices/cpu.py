@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a description needs no torch
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ASSUMED_CACHE_BYTES = 32 * 2**20  # size of the largest cache if the system does not report it
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
-SIDES = (128, 256, 512, 1024)  # side lengths of the matrices whose products show the ceiling
+SIDES = (128, 256, 512, 1024)  # side lengths of the products that show the highest rate
 SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
 RESERVE_BYTES = 2**27
 """Least reserve in bytes: a worker's limit leaves this much free memory unused, or a tenth of the free memory if that

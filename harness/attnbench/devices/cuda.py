@@ -200,7 +200,10 @@ class Cuda(Accelerator):
         return nvml.find(self.module.get_device_properties(self.name).uuid)
 
     def state(self) -> DeviceState | None:
-        """Read the state from NVML, in about ten microseconds; a clock frequency measured by spins replaces NVML's."""
+        """Read the state from NVML, in about ten microseconds.
+
+        If spins (kernels that only keep the device busy) have measured the clock frequency, it replaces NVML's.
+        """
         found = nvml.moment(*self._driver)
         if clock_hz := self.clock.clock_hz():
             found = structs.replace(found, clock_mhz=clock_hz / 1e6)

@@ -67,8 +67,8 @@ class Span:
 class QueuedClock(Clock):
     """A clock of device time, from the start of the first kernel to the end of the last, less the cost of two events.
 
-    On a device that cannot spin, the time includes pauses in which the device waits for the host, so that a short call
-    seems to take as long as its launches; the flags report this.
+    On a device that cannot spin (run a kernel that only keeps it busy), the time includes pauses in which the device
+    waits for the host, so that a short call seems to take as long as its launches; the flags report this.
     """
 
     def __init__(self, runtime: Any, host_s: Callable[[], float] = perf_counter) -> None:  # noqa: ANN401
@@ -90,7 +90,10 @@ class QueuedClock(Clock):
         return self._between_s(before=int(LEAST_SPIN_S * self.cycles_per_s)) if self.runtime.can_spin else 0.0
 
     def _between_s(self, *, before: int = 0, inside: int = 0) -> float:
-        """Return median seconds between two events, with spins of `before` cycles first and `inside` between them."""
+        """Return the median seconds between two events with a spin of `inside` cycles between them.
+
+        A spin of `before` cycles precedes the first event. A spin of 0 cycles is left out.
+        """
         taken: list[float] = []
         for _ in range(NUM_READINGS):
             start, end = self.runtime.event(), self.runtime.event()
@@ -115,7 +118,10 @@ class QueuedClock(Clock):
         return cycles / spun_s if spun_s > 0 else 0.0
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time `num_calls` calls on device and host; with `flush`, each behind its own spin, with empty caches."""
+        """Time `num_calls` calls on device and host; as many as fit follow one spin (a kernel that only takes time).
+
+        With `flush`, each call is behind a spin of its own, and finds empty caches.
+        """
         known = self._known_of(call)
         device_s = issue_s = 0.0
         flags, left = Flag(0), num_calls

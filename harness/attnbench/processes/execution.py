@@ -294,7 +294,10 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     concluded = {place for cell, place in places.items() if cell in status}
 
     def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
-        """Check the cells of one lane, one after the other; put each result into `held` under the cell's index."""
+        """Check the cells of the workloads `mine` with the worker of `lane`; yield after each cell.
+
+        The result goes into `held` under the cell's index; it is None if the cell is not checked now.
+        """
         for workload in mine:
             for arm in plan.cells(workload):
                 place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None
@@ -327,11 +330,12 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 
 
 def _turns(plan: Plan) -> dict[str, int]:
-    """Return the number of the kind of input whose turn it is, by workload id; in short checks no kinds take turns.
+    """Return, by workload id, the number of the one kind of input of probes.IN_TURN on which the workload is checked.
 
-    A check on every kind would take a fifth more time. Each pair of values of two axes meets each kind (see
-    `covering.turns`), as far as there are enough workloads. If there are fewer than NUM_TURNS with a mask or a dtype,
-    these see every kind. So does a workload once its answer is wrong (checking/agreement.py).
+    In a long sweep `check`, these kinds take turns, because a check on every kind would take a fifth more time. In any
+    other check, the result is empty. Each pair of values of two axes meets each kind (see `covering.turns`), as far as
+    there are enough workloads. Workloads whose mask or dtype occurs fewer than NUM_TURNS times are not in the result:
+    they are checked on every kind. So is a workload once its answer is wrong (checking/agreement.py).
     """
     if plan.sweep != CHECK or len(plan.asked) < FEWEST_IN_TURN:
         return {}
@@ -556,11 +560,12 @@ def trace(session: Session) -> None:
 
 
 def kept_memory(session: Session) -> Readings:
-    """Yield the readings of kept memory (memory that remains after results are freed) for each foreign implementation.
+    """Yield the pairs (cell, metric) at which to measure kept memory: bytes still allocated after results are freed.
 
-    For each implementation, at most two of the cells that passed their check are read: the one with the smallest score
-    matrix among those with gradients, and among those without. They are enough, because code that keeps memory keeps it
-    on every workload. Workloads with several ranks are left out.
+    Only implementations from the user's files or other packages are measured, each on at most two of the cells that
+    passed their check: the one with the smallest score matrix among those with gradients, and among those without. Two
+    are enough, because code that keeps memory keeps it on every workload. Workloads with several ranks, and pairs that
+    are measured already, are left out.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
     for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):

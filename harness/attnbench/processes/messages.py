@@ -83,7 +83,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an implementation on a workload that a check needs; for the fields see contract.Implementation."""
+    """Facts that a check needs about an implementation on a workload; for the fields see contract.Implementation."""
 
     executed_flops: int | None
     is_approximate: bool = False

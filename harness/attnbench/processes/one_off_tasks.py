@@ -1,4 +1,4 @@
-"""Tasks of a worker outside of a run: read declarations, certify invariance, and check attention inside a model."""
+"""Tasks of a worker outside of a run: read declarations, test laws of invariance, and check attention in a model."""
 
 import tempfile
 from collections import defaultdict
@@ -17,7 +17,8 @@ from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
 
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
-"""Axes of a workload on which a certificate depends; the laws of invariance vary all other axes."""
+"""Axes of a workload on which a certificate (the results of all laws of invariance for an implementation) depends; the
+laws vary all other axes."""
 LONGEST = 1024
 """Largest number of keys with which a certificate is tested; the certificate also covers workloads with more keys."""
 
@@ -36,7 +37,7 @@ def worker(timeout_s: float, template: Template | None = None) -> Iterator[Proce
 
 
 def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
-    """Return the declarations of implementations, by spec; for `template` see `worker`.
+    """Return the declarations (built-in axis values) of implementations, by spec; for `template` see `worker`.
 
     A file that does not import attnbench declares nothing and is not executed. A file that ends its process, or hangs,
     is left out, because the check will report the failure.
@@ -59,10 +60,10 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
-    """Return the distinct shapes of a plan's workloads that need a certificate of invariance.
+    """Return the distinct shapes at which laws of invariance are tested for a plan's workloads.
 
-    The axes that the laws of invariance vary get fixed values, and lengths are cut to LONGEST. A batch of requests
-    keeps all its values.
+    The axes that the laws vary get fixed values, and lengths are cut to LONGEST. A batch of requests keeps all its
+    values.
     """
     shapes: dict[tuple[object, ...], Workload] = {}
     for workload in workloads:
@@ -99,10 +100,10 @@ class ModelOutcome(msgspec.Struct, kw_only=True):
 def check_in_model(
     spec: ModelSpec, attentions: tuple[str, ...], *, budget_s: float, timeout_s: float, note: Callable[[str], object]
 ) -> ModelOutcome:
-    """Judge every attention in the model; if at least two are right, time the right ones for `budget_s` seconds.
+    """Judge attention implementations in the model; if at least two are right, time those for `budget_s` seconds.
 
-    `note` is called with the name of each step before it begins; a step may take `timeout_s` seconds. If an attention
-    crashes or hangs the process, the model is built again for the remaining attentions.
+    `note` is called with the name of each step before it begins; a step may take `timeout_s` seconds. If an
+    implementation crashes or hangs the process, the model is built again for the remaining ones.
 
     Raises:
         ValueError: there is no model for the configuration, or it cannot be built.

@@ -187,7 +187,10 @@ def _usual_implementations(chosen: sweeps.Sweep, workloads: Sequence[Workload]) 
 
 
 def _with_labels(typed: Sequence[str], baseline: str, *, with_baseline: bool) -> tuple[list[str], str]:
-    """Return the labelled specs of a run, with a missing baseline added at the end, and the name of the baseline."""
+    """Return the specs of a run and the name of the baseline; add a missing baseline at the end if `with_baseline`.
+
+    Specs that would share a name get labels (`plugins.labelled`).
+    """
     specs = plugins.labelled(typed)
     baseline_spec = dict(zip(typed, specs, strict=True)).get(baseline, baseline)
     name = plugins.name_of(baseline_spec)
@@ -210,7 +213,7 @@ def _limits(chosen: sweeps.Sweep, *, is_timed: bool, stands_alone: bool) -> dict
 
 
 def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -> dict[str, Axes]:
-    """Return the built-in axes of each implementation, by spec, without axes that the user has set."""
+    """Return the fixed axis values that each implementation declares, by spec, without axes that the user has set."""
     typed = {*parsed}
 
     def not_typed(axes: Axes) -> Axes:
@@ -220,7 +223,7 @@ def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -
 
 
 def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
-    """Merge the built-in axes of all implementations (`built_in`, by spec), so that all run on the same workloads.
+    """Merge the axis values that implementations declare as fixed (`built_in`, by spec), so that all share workloads.
 
     Raises:
         ValueError: two implementations declare different values of an axis.
@@ -238,7 +241,7 @@ def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
 
 
 def _with_shared_axes(workloads: tuple[Workload, ...], built_in: Mapping[str, Axes]) -> tuple[Workload, ...]:
-    """Set the built-in axes of all implementations on all workloads, except a choice between several masks."""
+    """Give all workloads the fixed axis values of all implementations, except a choice between several masks."""
     merged = merge_built_in_axes(built_in)
     axes = {axis: value for axis, value in merged.items() if MASKS_BETWEEN not in str(value)}
     return apply_axes(workloads, axes) if axes else workloads
@@ -290,8 +293,9 @@ def _each_suited(
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
     """Return the workloads that any implementation needs and, by implementation, the ids of those that it leaves out.
 
-    An implementation with built-in axes needs only the workloads with its values. An implementation that reads pages
-    needs only the workloads `of_pages`, if there are any. It leaves out all other workloads, and those in `left_out`.
+    An implementation with fixed axis values (`built_in`) needs only the workloads with these values. One that reads
+    pages needs only the workloads `of_pages`, if there are any. Each leaves out all other workloads, and its own in
+    `left_out`.
     """
     by_spec = {spec: apply_axes(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     by_spec |= {spec: of_pages for spec in specs if of_pages and plugins.reads_pages(spec)}

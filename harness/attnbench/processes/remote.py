@@ -231,10 +231,10 @@ class Remote:
         return self._received(reply, answer.call)
 
     def _received(self, reply: Tensors, call: calls.Call) -> dict[str, Tensor]:
-        """Return the tensors of a reply on the device of a call's mask.
+        """Return the tensors of a reply by name, on the device of the call's mask.
 
         Raises:
-            FormError: a tensor takes more memory than the output, the inputs and the weights of the call can need.
+            FormError: a tensor is larger than the largest of the call's output, inputs and weights is in float64.
         """
         known = [*call.tensors.values(), *call.instance.weights.tensors().values()]
         most = 8 * max(math.prod(output_shape(call.workload)), *(tensor.numel() for tensor in known))

@@ -1,7 +1,7 @@
-"""The coordinator's side of workers: send requests, wait, and attribute failures to an arm.
+"""The coordinator's end of its connections to workers: send requests, wait, and attribute failures to an arm.
 
 This module does not import torch. If a worker crashes or hangs, only its current request fails; the next request starts
-a fresh worker.
+a fresh worker. An arm is an implementation, on one side if two states of the code are compared.
 """
 
 import math
@@ -268,7 +268,10 @@ class ProcessClient(WorkerClient):
         self._worker = 0  # its process id
 
     def sibling(self) -> "ProcessClient":
-        """Create a client of another process of the same template; a client that owns the template must exit last."""
+        """Create a client of another process from the same template (the process that starts workers).
+
+        The new client does not own the template. The client that owns it must exit last, because its exit stops it.
+        """
         return ProcessClient(self.template, self.timeout_s, owns_template=False)
 
     @property

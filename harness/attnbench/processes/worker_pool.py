@@ -1,4 +1,4 @@
-"""Several workers behind the interface of one: each worker runs some of the arms, and samples its part of each block.
+"""Several workers behind the interface of one: each runs some of the arms (implementations) in its part of each block.
 
 All blocks of a process share the bias of that process. A comparison of arms in two processes therefore gets only one
 number from each epoch, that is, from each start of fresh processes (docs/adr/0020).
@@ -35,12 +35,12 @@ REFEREED_S = 20e-3
 """Least seconds of a sample that a `Referee` takes: long compared with the 0.1 ms that coordinator and worker need to
 wake each other."""
 REFEREED_BYTES = 2**28
-"""Limit of a `Referee`'s sample for the inputs and outputs of all calls, in bytes. It reduces the number of calls, but
-not below two. The actual number is random, up to twice as large, so that code cannot predict it."""
+"""Most bytes for the inputs and outputs of all calls in one sample of a `Referee`. This limits the number of calls, but
+not to fewer than two. The actual number is random, up to twice as large, so that code cannot predict it."""
 NUM_JUDGED_FIRST, NUM_JUDGED = 3, 1  # judged outputs of a cell's first sample in a visit, and of each later sample
 NUM_LOOKS, IDLE_S, BUSY_SHARE = 4, 0.05, 0.5
-"""Number of looks at an untrusted process between requests, seconds of each look, and a share of one processor: in at
-least one look, the process must use less than this share."""
+"""An untrusted process must be nearly idle between requests. It is watched up to NUM_LOOKS times, for IDLE_S seconds
+each, and must use less than the share BUSY_SHARE of one processor in at least one of these times."""
 DRAWS = random.SystemRandom()
 """Random numbers for the samples of a `Referee`; code under test cannot predict them."""
 

@@ -78,9 +78,9 @@ class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request for one pass: a forward call, or the backward pass of an earlier call.
 
-    `given` are the places of the inputs, `made` are the places for the results, and `forget` are the calls whose
-    autograd graphs are freed. `memory_bytes` is the size of a new shared memory file that comes with the message; 0 if
-    the file is unchanged.
+    `given` has the places of the inputs in shared memory, `made` those where the results are written, and `forget` the
+    numbers of the calls whose autograd graphs are freed. `memory_bytes` is the size of a new shared memory file that
+    comes with the message; 0 if the file is unchanged.
     """
 
     call: int

@@ -1,7 +1,8 @@
-"""`python -m attnbench.ranks.process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
+"""The processes of a group of ranks: `python -m attnbench.ranks.process STARTER FOLDER DEVICE SECONDS FD...`.
 
 This process imports torch, computes nothing, forks a rank for each socket FD, and waits. A rank answers requests one by
-one until its socket closes. Each process ends at once if the process that started it ends.
+one until its socket closes. The ranks find each other through FOLDER, and wait for each other for at most SECONDS. Each
+process ends at once if the process that started it ends; STARTER is the id of the one that started this process.
 """
 
 import ctypes

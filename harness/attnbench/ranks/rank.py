@@ -85,7 +85,10 @@ class Rank:
         return wait
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Collect every rank's tensor (B, G, t, K), in order of the ranks; if t differs, tensors are sent padded."""
+        """Collect every rank's tensor (B, G, t, K), in order of the ranks.
+
+        If t differs between ranks, tensors are padded for sending; the result has no padding.
+        """
         if self.world_size == 1:
             return [tensor]
         numbers = [self.num_tokens(rank) for rank in range(self.world_size)]

@@ -202,7 +202,7 @@ def present_cells(results: Results) -> list[Cell]:
 
 
 def groups(results: Results) -> dict[str, list[Cell]]:
-    """Group the present cells by title, in the order of the plan. Each group is sorted by length, then by time."""
+    """Group `present_cells` by workload title, in the order of the plan; sort each group by length, then by time."""
 
     def place(cell: Cell) -> tuple[float, ...]:
         return cell.workload.seq_len, cell.workload.kv_len, cell.seconds or math.inf

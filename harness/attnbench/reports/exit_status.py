@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def of_run(results: Results) -> Conclusion:
-    """Conclude a sweep, which passes if no answer is wrong and no cell failed.
+    """Return the conclusion of a sweep, which passes if no answer is wrong and no cell failed.
 
     A sweep that should compare times is inconclusive if it compared none, or if all of its times are doubtful.
     """
@@ -50,7 +50,7 @@ def of_run(results: Results) -> Conclusion:
 
 
 def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> Conclusion:
-    """Conclude a check from its judgements, one for each implementation.
+    """Return the conclusion of a check from its judgements, one for each implementation.
 
     `not_judged` has the specs that could not be loaded. Unsupported implementations do not count.
     """
@@ -66,7 +66,7 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
 
 
 def of_sides(results: Results) -> Conclusion:
-    """Conclude a comparison of two states of the code, from each cell and from all cells together.
+    """Return the conclusion of a comparison of two states of the code, from each cell and from all cells together.
 
     An undecided cell does not count if the verdict on all cells together is decided.
     """
@@ -116,7 +116,11 @@ def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None =
 
 
 def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion:
-    """Conclude recommendations: each is decided if the session is not doubtful and all its verdicts are decided."""
+    """Return the conclusion of `attnbench fastest` from its recommendations, and from wrong or failed implementations.
+
+    There is one recommendation for each workload. It is decided if the session is not doubtful, and no implementation
+    that may be as fast has an undecided verdict.
+    """
     planned = {workload.id for workload in results.plan.asked}
     bad = {
         sanitize_line(record.implementation): kind
@@ -144,7 +148,7 @@ def _settled(results: Results, choice: Recommendation) -> Mark:
 
 
 def of_search(results: Results) -> Conclusion:
-    """Conclude a search for the sizes at which the faster one of two implementations changes."""
+    """Return the conclusion of a search for the sizes at which the faster one of two implementations changes."""
     by_name = dict[str, Mark]((name, kind) for name, kind in marks(results).items() if kind is Mark.wrong)
     for crossing in recommended.crossings(results):
         signs = {point.sign for point in crossing.points.values()}
@@ -154,7 +158,7 @@ def of_search(results: Results) -> Conclusion:
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
-    """Conclude a check of attention inside a model; if nothing was timed, `trouble` says why."""
+    """Return the conclusion of a check of attention inside a model; if timing failed, `trouble` says why."""
     by_name = {"timing": Mark.failed} if trouble else {}
     for name, each in judged.items():
         if each.reason and not each.differences:

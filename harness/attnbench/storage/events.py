@@ -134,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {arm: spec for arm, spec in arms.items() if spec is not None}
 
     def cells(self, workload: Workload) -> dict[Arm, str]:
-        """Return the arms that take part in a workload, each with its spec."""
+        """Return the arms (implementations, of both sides if there are two) that run a workload, each with its spec."""
         out = self.left_out
         return {arm: spec for arm, spec in self.specs.items() if workload.id not in out.get(arm.implementation, ())}
 
@@ -157,7 +157,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_searches(self) -> int:
-        """The number of searches, one for each pair of each ladder; they share the error level of the run."""
+        """The number of searches, one for each pair of implementations of each ladder.
+
+        The error level FALSE_SHARE is divided among them (statistics/crossover.py).
+        """
         return sum(len(each.pairs) for each in self.ladders)
 
     def reference(self, arm: Arm) -> Arm:
@@ -227,7 +230,7 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_start
 
 
 class CellEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of one cell."""
+    """An event of one cell: an implementation (of one side, if two states of the code are compared) on a workload."""
 
     workload: str
     implementation: str

@@ -38,7 +38,7 @@ SALVAGED = "-salvaged"  # end of the name of a salvaged run
 SYNC_EVERY_S = 0.1  # least seconds between two syncs to the disk; a kill of the process loses nothing without a sync
 SIGNATURE = re.compile(rb',"seq":(\d+),"digest":"(\w+)"\}$')  # the end of a line: its number and its digest
 NO_EVENT = (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError)
-"""Exceptions of decoding a line that is no event."""
+"""Exceptions that decoding raises if a line is not an event."""
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()

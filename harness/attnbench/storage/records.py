@@ -476,7 +476,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts about one cell. A record that is not `ok` has no speed."""
+    """All facts about one cell (an implementation on a workload). A record that is not `ok` has no speed."""
 
     run: str
     time: str  # start of the process that checked the cell or, if none did, of the run

@@ -47,12 +47,12 @@ class Samples(Sequence[Sample]):
 
     @property
     def visits(self) -> NDArray[np.int64]:
-        """One integer for each sample, made of the numbers of its process (epoch) and visit, as an array (n,)."""
+        """The visit of each sample as an integer (n,) that combines the numbers of its process (epoch) and visit."""
         return np.asarray((self.epoch << VISIT_BITS) | self.visit)
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """One integer for each sample, made of its process, visit and block, as an array (n,); it increases in time."""
+        """The block of each sample as an integer (n,) that combines process, visit and block; it increases in time."""
         return np.asarray((self.visits << BLOCK_BITS) | self.block)
 
     def where(self, chosen: "NDArray[np.bool_] | slice") -> "Samples":

@@ -73,9 +73,9 @@ class TimedCall:
 
 
 def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
-    """Return each arm with the typical seconds of its call: the median of its latest MOST_READ samples.
+    """Return pairs of an arm (implementation) and the typical seconds of its call, from its latest MOST_READ samples.
 
-    The interference probe and arms without samples are left out.
+    The typical time is the median. The interference probe and arms without samples are left out.
     """
 
     def typical_s(latest: Sequence[Sample]) -> float:
@@ -85,7 +85,10 @@ def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the samples of a visit, the same for all arms. The probe always has its own number of calls."""
+    """Settings of the samples of a visit (a few blocks of one workload), the same for all arms (implementations).
+
+    Only the interference probe, a fixed task that is slower while other work runs, has a number of calls of its own.
+    """
 
     num_calls: int  # in each sample
     num_touches: int  # untimed calls before each sample
@@ -140,7 +143,7 @@ SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:
-    """Choose the settings of a visit from the typical seconds of a call of each arm.
+    """Choose the settings of a visit (a few blocks of one workload) from the typical seconds of a call of each arm.
 
     Samples last at least `least_s` seconds, unless one arm is far slower (MOST_TIMES) or the caches are cold
     (`is_cold`). All arms get the same settings, so that identical code is sampled identically, whatever the readings.
@@ -160,7 +163,7 @@ def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = Fals
 def calibrate(
     calls: Sequence[TimedCall], clock: Clock, least_s: float, on_turn: Callable[[Arm], object] = lambda _: None
 ) -> dict[Arm, float]:
-    """Measure the typical seconds of a call of each arm, in rounds whose number of calls grows to that of a sample.
+    """Measure the typical seconds of a call of each arm in rounds; their number of calls grows up to that of a sample.
 
     In a round, all arms make the same number of calls. The result is the median over rounds, so that one late reading
     does not make a call look slow. `least_s` is the shortest sample in seconds. `on_turn` is called with each arm
@@ -182,8 +185,9 @@ def calibrate(
 def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
     """Choose the number of blocks of each arm, so that all samples fit into `at.longest_s` seconds.
 
-    `costs_s` has the seconds of a sample of each arm. Slow arms get fewer blocks. References and the interference probe
-    are in every block; if their samples take most of the time, there are fewer blocks, but at least one.
+    `costs_s` has the seconds of a sample of each arm. Slow arms get fewer blocks. The arms in `at.references` and the
+    interference probe are in every block; if their samples take most of the time, there are fewer blocks, but at least
+    one.
     """
     shared = {arm for arm in costs_s if arm == PROBE or arm in at.references}
     blocks, shared_s = dict.fromkeys(costs_s, at.num_blocks), sum(costs_s[arm] for arm in shared)

@@ -22,12 +22,13 @@ HERE = "here"  # name of the only workload
 
 
 class FunctionComparison:
-    """The comparison of each function in `calls` with the function `calls[baseline]`, and the choice of its visits.
+    """A comparison of each function in `calls` with `calls[baseline]`; it decides for how long they are timed.
 
-    A visit is a short series of `num_blocks` timed blocks. A relative difference below `smallest_effect` does not
-    matter. If all functions are identical, the probability that any is judged faster or slower is at most FALSE_SHARE.
-    The interference probe calls `gauge_work`, by default a small matrix product and a copy. The default `clock` and
-    `conditions` are those of this machine.
+    The functions are timed in visits, that is, short series of `num_blocks` blocks. A relative difference below
+    `smallest_effect` does not matter. If all functions are identical, the probability that any is judged faster or
+    slower is at most FALSE_SHARE. The interference probe, whose times show whether other work disturbs the machine,
+    calls `gauge_work`, by default a small matrix product and a copy. The default `clock` and `conditions` are those of
+    this machine.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -84,8 +85,8 @@ class FunctionComparison:
     def run(self, budget_s: float, *, stops: bool = True) -> None:
         """Time the functions until no verdict can change, or until `budget_s` seconds after this object was created.
 
-        There are at least LOOKS[0] visits. If `stops` is False, visits go on for `budget_s` seconds even if no verdict
-        can change.
+        There are at least LOOKS[0] visits (short series of timed blocks). If `stops` is False, visits go on for
+        `budget_s` seconds even if no verdict can change.
         """
         self.reason, self.stops, self.until_s = "", stops, max(0.0, budget_s)
         live = {HERE: [*self.plan.specs]}

@@ -35,7 +35,7 @@ def visit_seed(seed: int, workload: str, number: int) -> int:
 
 
 def load_libraries() -> None:
-    """Before sampling, import the libraries for judging, because the import takes time and starts busy threads."""
+    """Import the libraries for judging before any sampling, because the import takes time and starts busy threads."""
     if not {"scipy.special", "pandas"} <= set(sys.modules):
         half_widths(1.0, 1.0, 0.5)
         wait_for_idle_threads(limit_s=0.3)
@@ -66,7 +66,11 @@ def run_strategy(
     now_s: Callable[[], float],
     visit: Callable[[Step], object],
 ) -> str:
-    """Make the visits of a strategy, which reads their results from `state`; return the reason why it ended."""
+    """Make the visits that a strategy chooses, until it ends; return the reason why it ended.
+
+    `visit` makes one visit, a few blocks of one workload, and adds its results to `state`, from which the strategy
+    chooses the next. `live` gives the arms that have passed their check, and `now_s` the seconds of the run so far.
+    """
     load_libraries()
     while (step := strategy.next(state, live(), now_s())) is not None:
         visit(step)
@@ -77,7 +81,8 @@ def run_strategy(
 class Passes(ABC):
     """A strategy that works in passes.
 
-    A pass is a fresh process that times a few blocks (a visit) of each open workload, one that needs more samples.
+    A pass is a fresh process that times a few blocks (a visit) of each open workload. A workload is open while it needs
+    more samples.
     """
 
     plan: Plan
@@ -118,7 +123,7 @@ class Passes(ABC):
 
 @dataclass
 class Race(Passes):
-    """Passes over the comparisons of a run that need more visits, until none does or the budget is spent."""
+    """Passes over the workloads whose comparisons need more samples, until none does or the budget is spent."""
 
     judged: dict[Key, Judgement] = field(default_factory=dict)
     _began_s: float = 0.0
@@ -126,11 +131,11 @@ class Race(Passes):
     _shortest_s: float = 0.0  # least seconds of a pass per workload; 0: unknown
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
-        """Return the arms that need more visits, by workload, together with their references.
+        """Return the arms that need more visits, by workload, with their references (the arms to compare them with).
 
         In the first passes, all workloads are open. If two states of the code are compared, all are open while the
-        verdict on all cells together is undecided. None is open if there is nothing to compare, or if the rest of the
-        budget is too short to judge a comparison again.
+        verdict on all cells together is undecided. No workload is open if there is nothing to compare, or if the rest
+        of the budget is too short to judge a comparison again.
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
         numbers = run_numbers(state.samples, pairs, self.gauge.follow(state.probes))
@@ -156,15 +161,19 @@ class Race(Passes):
         return opened
 
     def _references(self, arms: Sequence[Arm]) -> dict[Arm, Arm]:
-        """Return the reference of each arm that has one; the first arm replaces a baseline that is wrong or failed."""
+        """Return, by arm, the arm with which it is compared, if any.
+
+        The first arm replaces a baseline that is wrong or failed.
+        """
         if arms and self.plan.sides is None and not any(map(self.plan.is_reference, arms)):
             return dict.fromkeys(arms, arms[0])
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
-        """Return whether `num_passes` more passes bring an undecided comparison to its next judgement (see LOOKS).
+        """Return whether an undecided comparison can be judged again within `num_passes` more passes.
 
-        The result is also True while a workload lacks some of its first visits, or if nothing is judged yet.
+        A comparison is judged only after the numbers of processes in LOOKS. The result is also True while a workload
+        lacks some of its first visits, or if nothing is judged yet.
         """
         going = [workload for workload in state.num_visits if state.live(workload, self.plan.specs)]
         if any(self.is_first(state, workload) for workload in going) or not self.judged:
@@ -180,7 +189,8 @@ class Choice(Passes):
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
         """Return the arms to visit, by workload: all arms in the first passes.
 
-        After that, these are the leader (the fastest arm), the arms not yet decided against it, and the reference.
+        After that, these are the leader (the fastest arm), the arms not yet decided against it, and the reference (the
+        baseline, or the first arm with samples if the baseline has none).
         """
         opened, discarded = {}, self.gauge.follow(state.probes)
         for workload, arms in live.items():

@@ -59,7 +59,7 @@ class Spread:
 def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Arm]) -> Spread:
     """Estimate the variances of log ratios from the samples so far: medians over all comparisons with a reference.
 
-    INSIDE and BETWEEN stand in for a variance that is not known yet.
+    A variance that cannot be estimated yet is the square of INSIDE or BETWEEN.
     """
     inside, between = list[float](), list[float]()
     for arm, reference in references.items():
@@ -81,7 +81,7 @@ def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Ar
 
 
 def in_blocks(taken: Mapping[Arm, Sequence[Sample]]) -> tuple[float, int]:
-    """Return the seconds of all blocks, with the pauses and untimed calls between samples, and the number of blocks."""
+    """Return the total seconds of all blocks, including pauses and untimed calls between samples, and their number."""
     arms = [Samples.of(samples) for samples in taken.values() if len(samples)]
     visits = np.concatenate([each.visits for each in arms])
     starts = np.concatenate([each.start_s for each in arms])

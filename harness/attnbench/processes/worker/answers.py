@@ -240,7 +240,11 @@ class Worker:
     """
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
-        """Load no implementation yet. A judge needs `consult`, which calls the process with the candidate."""
+        """Create the state of a worker; implementations are loaded when a request first needs them.
+
+        A judge, the worker that checks answers, needs `consult`, which calls the process with the candidate (the code
+        under test).
+        """
         self.heartbeat, self.consult = heartbeat, consult
         self.exchange, self.candidates = TensorFile(), Candidates(self.heartbeat.beat)
         self.implementation = cache(self._load)  # by spec: imported at first use
@@ -369,7 +373,7 @@ class Worker:
         return messages.Started(environment=environment.collect())
 
     def declare(self, spec: str) -> Declared:
-        """Return the built-in axes of an implementation."""
+        """Return the axis values that are built into an implementation, by axis."""
         return Declared(built_in=dict(self.implementation(spec).built_in()))
 
     def certify(self, workload: Workload, spec: str, seed: int) -> Certificate:
@@ -387,13 +391,13 @@ class Worker:
         return _model(model)[0].built
 
     def judge_in_model(self, model: ModelSpec, attention: str) -> Judged:
-        """Check one attention in a model."""
+        """Check one attention implementation inside a model."""
         loaded = _model(model)
         self.heartbeat.beat()
         return in_model.judge(*loaded, attention)
 
     def time_in_model(self, model: ModelSpec, attentions: tuple[str, ...], budget_s: float) -> tuple[StepTime, ...]:
-        """Time a step of a model with each attention, in about `budget_s` seconds."""
+        """Time a step of a model with each attention implementation, in about `budget_s` seconds in all."""
         loaded, _ = _model(model)
         self.heartbeat.beat()
         return tuple(steps.time_steps(loaded, attentions, budget_s))
@@ -408,7 +412,10 @@ class Worker:
         trace(self.case(cell), Path(file), self.heartbeat.beat)
 
     def measure_ceilings(self, workload: Workload, limit_s: float) -> CeilingsMeasured:
-        """Measure the ceilings for the device, dtype and threads of a workload, in about `limit_s` seconds."""
+        """Measure the highest rates of products and copies for a workload's device, dtype and number of threads.
+
+        This takes about `limit_s` seconds.
+        """
         return CeilingsMeasured(ceilings=loads.ceilings(workload, limit_s, self.heartbeat.beat))
 
     def prepare(self, cell: Target, limit_s: float) -> messages.Prepared | Failed:
@@ -592,7 +599,10 @@ class Worker:
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
-        """Time the blocks of a visit; if `visit.verifies` is set, then check that all arms still answer correctly."""
+        """Time a visit, that is, a few blocks of one workload.
+
+        If `visit.verifies` is set, check afterwards that all arms still answer correctly.
+        """
         arms = [arm for arm, _ in visit.arms]
 
         here, bench = device(visit.workload.device), self.bench(visit.workload)

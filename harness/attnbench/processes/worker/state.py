@@ -74,7 +74,7 @@ class SharedStateError(Exception):
 
 
 class Guard:
-    """A snapshot of the settings; for the functions in REPLACEABLE, as they were at the import of this module."""
+    """A snapshot of the process's settings; the functions in REPLACEABLE are those at the import of this module."""
 
     def __init__(self) -> None:
         self.kept = {name: read() for name, (read, _) in SETTINGS.items()} | AT_START
