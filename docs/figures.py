@@ -129,7 +129,7 @@ def tried() -> str:
 
 
 def followed() -> str:
-    """Describe how much slower calls are if the stored policy chooses their implementations by the nearest shape."""
+    """Describe how much slower calls are with the stored policy's choices than with the fastest implementations."""
     policy = Policy.load(GALLERY / "fastest" / "policy.json")
     regret = policy.regret
     learned = f"[{len(policy.rows)} shapes](../results/gallery/fastest/policy.json) drawn at random on one machine"

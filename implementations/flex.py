@@ -1,8 +1,8 @@
 """`flex_attention`, compiled into a kernel that is generated for the mask and skips hidden tiles.
 
 The mask, a function of positions, is traced into the kernel. The list of tiles (PyTorch's block mask) is computed once
-for each mask.
-Tracing, compilation and block masks stay outside the timed calls. The uncompiled function is slow and is never timed.
+for each mask. Tracing, compilation and block masks stay outside the timed calls. The uncompiled function is slow and is
+never timed.
 
 Source: J. Dong et al., "Flex Attention", https://arxiv.org/abs/2412.05496, as in
 https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html

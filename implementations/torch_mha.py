@@ -1,4 +1,4 @@
-"""PyTorch's own module, `nn.MultiheadAttention`, loaded with the canonical weights: the baseline for custom modules.
+"""PyTorch's own module, `nn.MultiheadAttention`, with the same weights as all others: the baseline for custom modules.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
 

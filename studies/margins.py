@@ -1,10 +1,10 @@
-"""Measure how close right implementations come to the limits of errors: `python -m studies.margins`.
+"""Measure how close the errors of right implementations come to their tolerances: `python -m studies.margins`.
 
-Workloads are those of `attnbench check`, for functions and modules. A seed selects a workload and draws its inputs.
-Every probe (kind of input) is given to each bundled implementation that supports the workload and needs no compiler,
-and to Llama's module. A place is an instruction set that PyTorch can be limited to, with one thread or two; each place
-has a process of its own. Each seed belongs to one place, and the seeds of a workload usually belong to different
-places. Rerun the command to resume.
+Workloads are those of `attnbench check`, for functions and modules. A seed selects a workload and its random inputs.
+Every probe (kind of input) goes to each implementation that supports the workload and needs no compiler: the bundled
+ones, except those in SKIPPED, and Llama's module. Implementations over several ranks run on fewer seeds. A place is a
+CPU instruction set for PyTorch, with one thread or two, and has a process of its own. Each seed belongs to one place;
+the seeds of a workload usually belong to different places. Rerun the command to resume.
 """
 
 import json
@@ -134,7 +134,7 @@ def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int)
 
 
 def capabilities() -> list[str]:
-    """List the instruction sets that PyTorch can be limited to here, up to the one that it uses without a limit."""
+    """List the instruction sets that ATEN_CPU_CAPABILITY can select on this CPU, up to PyTorch's own choice."""
     here = torch.backends.cpu.get_cpu_capability().lower()
     return list(CAPABILITIES[: CAPABILITIES.index(here) + 1]) if here in CAPABILITIES else ["default"]
 

@@ -181,7 +181,7 @@ class Outcome:
     def plot(self, kind: str = "ratio") -> Picture | None:
         """Draw a picture, which notebooks show; return None if there is nothing to draw.
 
-        `kind` is ratio, latency, memory, or picture (the one picture in the reports of the run).
+        `kind` is ratio, latency, memory, or picture: time against length or, if that cannot be drawn, ratios.
 
         Raises:
             ValueError: there is no such kind.
@@ -220,9 +220,9 @@ def check(
 
     Without axes, the workloads are those of the sweep `check`. An axis, as in `attnbench list axes`, gets a value or a
     list of values; with axes other than `device`, exactly the workloads of these axes are checked. `seed` is the seed
-    of the inputs; by default it is drawn at random. A single step is killed after `timeout` seconds. `reject` lists
-    behaviours that count as wrong here, and are otherwise accepted or only noted, such as "empty_rows";
-    `attnbench check --help` has all their names.
+    of the inputs; by default it is drawn at random. A step of a check, such as one kind of inputs, is killed after
+    `timeout` seconds. `reject` lists behaviours that count as wrong here, and are otherwise accepted or only noted,
+    such as "empty_rows"; `attnbench check --help` has all their names.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -379,7 +379,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     then: Callable[[execution.Session], object] | None = None,
     **more: Any,  # noqa: ANN401 - other parameters of build_plan
 ) -> Results:
-    """Plan and execute a run; its processes can import the same modules as this process."""
+    """Plan and execute a run, whose processes can import the same modules as this process; return its results."""
     several = {axis: value if isinstance(value, list | tuple | range) else [value] for axis, value in axes.items()}
     settings = [f"{axis}={','.join(map(str, values))}" for axis, values in several.items()]
     usual: dict[str, Any] = {"is_exact": True, "implementations": specs, "seed": draw_seed() if seed is None else seed}

@@ -36,7 +36,7 @@ TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "b
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The input tensors of a call, by name and in order, and the canonical weights of the module.
+    """The input tensors of a call, by name and in order, and the module's weights in the form that all modules share.
 
     Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V). Scope `module`: x (B, T, D) and, in
     cross-attention, context (B, S, D). In either scope, the other inputs of the workload follow: sinks (H,), and the
@@ -404,7 +404,7 @@ class Case:
 
     @cached_property
     def first(self) -> int:
-        """Bytes outside torch's allocator before the warm-up call; the first access makes this call.
+        """Bytes of device memory outside torch's allocator before the warm-up call; the first access makes this call.
 
         The warm-up call compiles kernels and caches masks.
         """

@@ -123,7 +123,7 @@ def _code() -> int:
 
 
 def _ended() -> int:
-    """Run the command; return its exit code. If the user made a mistake, print a message about it first."""
+    """Run the command and return its exit code; for wrong usage, a damaged session or an OSError, print a message."""
     try:
         return typer.main.get_command(app)(standalone_mode=False, prog_name="attnbench") or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time

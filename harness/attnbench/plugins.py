@@ -254,7 +254,7 @@ def discover_implementations(path: Path) -> list[str]:
 
 
 def plug_in(path: Path) -> str:
-    """Return the name of the implementation in a file of a folder `implementations`.
+    """Return the name under which a file of a folder `implementations` defines its implementation.
 
     It is `attention` if the file defines this name and not IMPLEMENTATION, and otherwise IMPLEMENTATION.
     """
@@ -337,7 +337,7 @@ def _names_pages(function: ast.FunctionDef) -> bool:
 
 
 def is_dense(spec: str) -> bool:
-    """Return whether a spec takes dense keys, gathered from a paged cache by the harness; False if its file is gone."""
+    """Return whether a spec takes dense keys, so that the harness gathers a paged cache; False if its file is gone."""
     path, _ = split(variant(spec)[0])
     return not reads_pages(spec) and (path is None or path.exists())
 
@@ -410,7 +410,7 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
 
 
 def require_known(kind: str, given: Iterable[str], known: Collection[str], more: str = "") -> None:
-    """Check that all names in `given` are in `known`; `kind`, such as "axis", is their kind in the error message.
+    """Check that all names in `given` are in `known`; the error message calls a name by `kind`, such as "axis".
 
     Raises:
         ValueError: a name is unknown; the message has all known ones.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_SEEDS = 2**31  # seeds are drawn below this number
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001  # a suite may have hundreds of comparisons
-STEADY = "steady"  # freed memory is handled alike in every process: with few processes, chance would decide otherwise
+STEADY = "steady"  # fixes how freed memory is handled, which otherwise differs by chance between the few processes
 UNDECIDED = "attnbench-undecided"
 """Name of the property, in a test's report, whose value is the sentence about an undecided comparison. pytest-xdist and
 JUnit XML keep such properties."""

@@ -117,7 +117,7 @@ def significant(value: float, digits: int) -> str:
 
 
 def sanitize_line(text: str, limit: int = 0) -> str:
-    """Put text from outside on one line, without control or direction characters; cut it at `limit` (0: never)."""
+    """Put text from outside on one line, without control or text-direction characters; cut it at `limit` (0: never)."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
 

@@ -3,7 +3,7 @@
 The tests are W1 to W7, V1 to V4, V6 and V9. `--list` prints what each one tests, and the minutes that its missing
 sessions take. Most sessions run attnbench on functions whose true difference in speed is known; those of V2, and some
 of V3, are simulated. Each session is stored when it ends, so that an interrupted study can be resumed. `--old TREE`
-also runs an older attnbench from a checkout, in turns with this one. The tests of CUDA devices, G1 to G5, are in
+also runs an older attnbench from a checkout, alternating with this one. The tests of CUDA devices, G1 to G5, are in
 on_cuda.py.
 """
 
@@ -66,7 +66,7 @@ def _count(rows: Sequence[Row], *verdicts: str) -> int:
 
 
 def _same(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Judge sessions of identical code: settings must always match, and at most the share FALSE be slower or faster."""
+    """Judge sessions of identical code: numbers of calls must match, and at most a share FALSE of verdicts be false."""
     alike, false = sum(row.get("alike") == 1.0 for row in rows), _count(rows, "slower", "faster")
     found = f"settings equal in {alike} of {len(rows)}; false verdicts {at_most(false, len(rows))}; "
     found += f"equal in {_count(rows, 'equivalent')}"

@@ -89,9 +89,10 @@ def graph_mode(gpu: Gpu | None = None) -> Outcome:
 
 
 def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row:
-    """Time a call with the device's clock and, in turns, with `other`; return the two times, or the first error.
+    """Time a call alternately with the device's clock and with `other`; return the two medians, or the first error.
 
-    The row also has the clock frequency of the device at each turn.
+    The row also has the relative difference with its 95 % interval, the reasons for which the device slowed down and,
+    for each turn, the time and the device's clock frequency.
     """
     ways: dict[str, Callable[[Call], float]] = {"timed": partial(by_events, gpu.clock), "other": other}
     seconds: dict[str, list[float]] = {way: [] for way in ways}

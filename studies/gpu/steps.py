@@ -1,4 +1,4 @@
-"""Run each step in a process with a time limit, so that a hang or a lost CUDA context ends only that step.
+"""Run each step in a process with a time limit, so that a hang or a broken CUDA context ends only that step.
 
 This module needs only Python. The outcome of each step is stored (studies/frame.py), so that a later call continues
 with the others.

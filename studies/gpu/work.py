@@ -54,7 +54,12 @@ class Wrong(Exception):  # noqa: N818 - it is a finding
 
 
 def tests() -> tuple[str, list[Row]]:
-    """Run each test that needs a GPU in its own process, since a test may lose the context; write JUnit XML reports."""
+    """Run each GPU test in its own process, because a test may break the CUDA context; write JUnit XML reports.
+
+    Raises:
+        Left: there is no CUDA device.
+        Wrong: a test fails.
+    """
     _here("cuda")
     rows: list[Row] = []
     for name in re.findall(r"^def (test_\w+)", TESTS.read_text(encoding="utf-8"), re.MULTILINE):
@@ -151,7 +156,7 @@ def hang() -> tuple[str, list[Row]]:
 
 
 def die() -> tuple[str, list[Row]]:
-    """Kill this process, as a lost context may do; planted in a rehearsal."""
+    """Abort this process, as a broken CUDA context may do; planted in a rehearsal."""
     os.kill(os.getpid(), signal.SIGABRT)
     return "", []
 

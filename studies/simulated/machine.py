@@ -24,8 +24,8 @@ class VirtualClock(Clock):
     """A simulated clock: time passes only when simulated work spends it, and `disturb` may change the amount.
 
     `disturb(seconds, now)` returns the seconds that pass, with drift, spikes and throttling of known size. In a sample
-    it is called once, with the sum of all calls. `turn()` is called before each sample whose call is not that of the
-    sample before it.
+    it is called once, with the sum of all calls. `turn()` is called before a sample if its call differs from that of
+    the previous sample.
     """
 
     resolution_s = 1e-9
@@ -35,7 +35,6 @@ class VirtualClock(Clock):
         disturb: Callable[[float, float], float] = lambda seconds, _: seconds,
         turn: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start at 0."""
         self._now = 0.0
         self._disturb = disturb
         self._turn = turn

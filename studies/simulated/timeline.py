@@ -50,7 +50,6 @@ class SimulatedRuntime:
         spin_share: float = 1.0,
         can_spin: bool = True,
     ) -> None:
-        """Start with nothing queued."""
         self.can_spin = can_spin
         self.notice_s, self._has_worked = notice_s, False
         self.launch_s, self.event_s, self.num_queued, self.spin_share = launch_s, event_s, num_queued, spin_share

@@ -29,7 +29,7 @@ THREADS = "OMP_NUM_THREADS"  # unset while measuring: Ray sets it to a task's CP
 
 
 def measure(share: bytes, attnbench: str, folder: str) -> tuple[str, bytes]:
-    """Measure a plan, given as JSON, from its beginning; return the host's name and the journal.
+    """Execute a whole plan, given as JSON, on this host; return the host's name and the journal.
 
     `attnbench` is the driver's version of attnbench, and `folder` is the driver's working folder: this host must have
     the plan's files there.

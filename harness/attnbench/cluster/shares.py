@@ -87,14 +87,14 @@ def finished(folder: Path, share: str) -> Measured | None:
 
 
 def kind_of(history: Iterable[Event]) -> str:
-    """Describe the kind of a host from its events: processor, cores, version of PyTorch and accelerator."""
+    """Describe a host by processor, cores, version of PyTorch and accelerator, as its events record them."""
     known = next(event.environment for event in history if isinstance(event, WorkerStarted))
     cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
     return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
 def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
-    """Store a share's journal and return ""; or return why it is refused, such as that its host is of another kind."""
+    """Store a share's journal and return ""; or return why it is refused (damaged, unfinished, other kind of host)."""
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))

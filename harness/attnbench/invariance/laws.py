@@ -91,7 +91,7 @@ class Subject:
 
 
 class UntriedError(Exception):
-    """Error: the implementation does not support a case of a law."""
+    """A comparison of a law cannot be made, for example because the implementation does not support its workload."""
 
 
 Comparison = tuple[str, Tensor, Tensor]
@@ -301,9 +301,9 @@ def example(implementation: Implementation, shape: Workload) -> Workload:
 def tried(
     implementation: Implementation, workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Iterator[LawTried]:
-    """Test each law until an output differs, and yield its result. An exception of the implementation breaks the law.
+    """Test the laws one after the other, each until an output differs, and yield the result of each.
 
-    `on_step` is called before each comparison.
+    An exception of the implementation breaks the law. `on_step` is called before each comparison.
     """
     subject, batch = Subject(implementation, workload, seed), Batch(implementation, workload, seed)
     laws = {law: partial(compare, subject) for law, compare in LAWS.items()}
@@ -328,7 +328,7 @@ def tried(
 
 
 def difference(made: Tensor, right: Tensor) -> str:
-    """Describe how two outputs (B, H, T, V) differ: share of numbers, largest difference, index of the first one.
+    """Describe how two outputs (B, H, T, V) differ: largest difference, and share and first index of unequal numbers.
 
     If shapes or dtypes differ, these are described instead. Returns "" if the outputs are equal; NaN equals NaN.
     """

@@ -17,9 +17,9 @@ class Metric:
     """A measured property of an implementation on a workload, with its unit; smaller is better.
 
     After the check, `measure` reads the metric of a case in a separate pass; it returns None if nothing can be read.
-    `measure` itself is None for the latency, which comes from interleaved blocks, and for first calls, which fresh
-    processes time. `fits` returns whether a workload has the metric. `note` explains a value in words, or returns "".
-    If `is_column` is true, tables have a column for the metric.
+    `measure` itself is None for the latency, which is sampled while implementations take turns, and for first calls,
+    which fresh processes time. `fits` returns whether a workload has the metric. `note` explains a value in words, or
+    returns "". If `is_column` is true, tables have a column for the metric.
     """
 
     unit: str

@@ -193,7 +193,7 @@ class Candidate:
         return attended.transpose(1, 2), None
 
     def require(self, call: Call) -> None:
-        """Require that the implementation supports the features of the model.
+        """Check that the implementation supports the features that the call uses, such as a scale, sinks or a softcap.
 
         Raises:
             RefusedError: a feature is not supported.
@@ -380,9 +380,10 @@ def _batches(
     length: int,
     seed: int,
 ) -> dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]:
-    """Draw the batches "whole" and, for models of tokens, "padded"; each is a pair (inputs by name, token masks by T).
+    """Draw the batch "whole" and, for models whose inputs are tokens, "padded", where attention_mask hides some tokens.
 
-    A token mask (B, T) is True at tokens that are compared. Without a mask for a length T, all tokens are compared.
+    A batch is a pair: inputs by name, and masks (B, T) by length T that are True at the tokens to compare. If a length
+    has no mask, all of its tokens are compared.
     """
     draws = torch.Generator().manual_seed(seed + 1)
     main = getattr(model, "main_input_name", "input_ids")
@@ -537,7 +538,7 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
 
 
 def function_name(attention: str, name: str = NAME) -> str:
-    """Return the name by which transformers knows an attention; register the attention as `name` if it is not in OWN.
+    """Return transformers' name of an attention implementation; if it is not in OWN, register it as `name` first.
 
     Raises:
         Exception: any exception of loading foreign code.

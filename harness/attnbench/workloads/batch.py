@@ -92,9 +92,9 @@ def at_longest(requests: tuple[Request, ...], longest: int) -> tuple[Request, ..
 
 
 class Requests(Mask):
-    """Each query sees the keys of its own request, up to its own position counted from the end.
+    """Each query sees the keys of its own request up to that of its own token; a request's last query sees all of them.
 
-    With a `window` above 0, it sees only the last `window` of these keys.
+    With a `window` above 0, a query sees only the last `window` of these keys.
     """
 
     name = ""  # no name: users cannot select it as `mask`; it is built from the axis `batch`

@@ -39,7 +39,7 @@ def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, re
 
 
 def useful_flops(workload: Workload) -> int:
-    """Return the FLOPs of a call without hidden pairs; a backward pass recomputes the scores, as is usual.
+    """Return the FLOPs of a call that skips hidden pairs; a backward pass recomputes the scores, as is usual.
 
     Scope `attention`: forward 2 * H * n * (K + V), backward 2 * H * n * (3K + 2V), with n = `visible_pairs`.
     """
@@ -98,7 +98,7 @@ def pool_bytes(workload: Workload) -> int:
 
 
 def gathered_bytes(workload: Workload) -> int:
-    """Return the bytes of the keys and values of a batch, gathered for a dense function in the call's dtype."""
+    """Return the bytes of a batch's keys and values in the call's dtype, gathered from pages for a dense function."""
     return workload.kv_len * _slot_bytes(msgspec.structs.replace(workload, cache_dtype=SAME))
 
 
@@ -130,7 +130,10 @@ def _tokens(workload: Workload) -> tuple[int, int]:
 
 
 def _fewest_tokens(workload: Workload) -> tuple[int, int]:
-    """Return lower bounds on the queries and the keys in visible pairs: a query is in at most S pairs, a key in T."""
+    """Return lower bounds on the numbers of queries and keys in visible pairs.
+
+    A query is in at most S pairs, and a key in at most T.
+    """
     pairs = visible_pairs(workload)
     return -(-pairs // workload.kv_len), -(-pairs // workload.seq_len)
 
@@ -144,9 +147,9 @@ def _projection_products(workload: Workload, queries: int, keys: int) -> int:
 
 
 def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) -> int:
-    """Count the numbers that a pass moves: tokens that it reads, and all outputs or gradients, which it writes.
+    """Count the numbers that a pass moves: it reads `queries` query and `keys` key tokens, and writes all results.
 
-    `queries` and `keys` are the numbers of query and key tokens that it reads.
+    A forward pass writes the output. A backward pass also reads the output's gradient, and writes input gradients.
     """
     all_queries, all_keys = _tokens(workload)
     of_output = workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim

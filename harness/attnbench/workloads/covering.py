@@ -20,10 +20,10 @@ def pairs(row: Row) -> Iterator[tuple[Item, Item]]:
 
 
 def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Return combinations that together contain every possible pair of values of different axes; give two axes or more.
+    """Return combinations that together contain every possible pair of values of different axes.
 
-    `is_possible` gets complete and partial combinations; a partial one includes all axes that have a single value. A
-    pair that fits into no possible combination is left out.
+    `axes` must have at least two axes. `is_possible` gets complete and partial combinations; a partial one includes all
+    axes that have a single value. A pair that fits into no possible combination is left out.
     """
     constant = {axis: 0 for axis, values in axes.items() if len(values) == 1}
     order = sorted(axes, key=lambda axis: (-len(axes[axis]), axis))
@@ -62,9 +62,10 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
 
 
 def turns(rows: Sequence[Mapping[str, Hashable]], number: int) -> list[int]:
-    """Choose one of `number` turns for each row of values by axis, so that each turn soon meets each pair of values.
+    """Assign each row (values by axis) to one of `number` groups, so that each group soon contains each pair of values.
 
-    The choice is greedy: the turn that has met the fewest of the row's pairs, and of several, the least used one.
+    Return the index of each row's group, its turn. The choice is greedy: the group that contains the fewest of the
+    row's pairs and, of several such groups, the one with the fewest rows.
     """
     met, uses, chosen = [set[object]() for _ in range(number)], [0] * number, list[int]()
     for row in rows:

@@ -372,7 +372,7 @@ class Ragged(Mask):
 
 
 class Document(Mask):
-    """Packed documents of the given lengths, or two halves; a query sees only the keys of its own document."""
+    """Packed documents of the given lengths (default: two halves); a query sees only the keys of its own document."""
 
     name = "document"
     usage = "document or document(len,len,...) whose lengths add up to seq_len, with kv_len=seq_len"
@@ -463,7 +463,7 @@ class Alibi(Mask):
     changes_scores = True
 
     def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
-        """Return the slopes (H,): those of n heads, n the largest power of 2 up to H, then every other of 2n heads."""
+        """Return the slopes (H,): those of n heads (n: largest power of 2 up to H), then every second of 2n heads."""
         whole = 2 ** int(math.log2(num_heads))
         head, more = np.arange(1, whole + 1), np.arange(num_heads - whole)
         exponents = np.concatenate([head * STEEPEST / whole, (2 * more + 1) * STEEPEST / (2 * whole)])

@@ -45,8 +45,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model: the source of its shapes, and its layers.
 
-    A decoder is measured in prefill, decoding and training at the usual lengths up to its context. Each layer of an
-    encoder has its own lengths, and one pass over all tokens counts as its prefill.
+    A decoder is measured in prefill, decoding and training, at those of PREFILL_LENS, DECODE_LENS and LONGEST_TRAINED
+    that its context allows (or at its context if none fits). For an encoder, each layer sets its own lengths; prefill
+    is one pass over all tokens.
     """
 
     name: str

@@ -1,8 +1,9 @@
 """A policy: the fastest implementation at each measured shape of one machine, as a table in a JSON file.
 
-A call uses the winner at the nearest measured shape of its kind, if every size of that shape is within a factor of 2;
-any other call uses PyTorch's own choice. The file is data: nothing in it is executed, and it can only name installed
-implementations. It is valid for the machine and the versions that it was measured with.
+A call uses the winner at the nearest measured shape of its kind (same device, dtype, direction, mask: see ShapeKey), if
+every size of that shape is within a factor of 2; any other call uses PyTorch's own choice (`sdpa`). The file is data:
+nothing in it is executed, and it can only name installed implementations. It is valid for the machine and the versions
+with which it was measured.
 """
 
 import json
@@ -61,7 +62,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     @property
     def shape_key(self) -> ShapeKey:
-        """The kind of call that the row is about: its first seven fields."""
+        """The kind of call that the row is about: the row's first seven fields."""
         return self.device, self.dtype, self.direction, self.queries, self.mask, self.is_grouped, self.num_threads
 
     @property

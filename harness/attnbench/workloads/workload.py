@@ -357,7 +357,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
 
     def with_axes(self, axes: Mapping[str, int | float | str]) -> "Workload":
-        """Return the workload with other values of these axes; values that followed from others (FOLLOWS) follow again.
+        """Return the workload with other values of these axes; sizes that follow from others (FOLLOWS) are recomputed.
 
         Raises:
             ValueError: a value or a combination is not allowed.
