@@ -50,7 +50,7 @@ BAD = [
     ({"batch": "q1kv8__q2"}, "batch=q1kv8__q2", "which is empty"),
     ({"batch": "q5kv2"}, "batch=q5kv2", "give kv5 or more"),
     ({"batch": "q0kv9"}, "batch=q0kv9", "give at least one q1"),
-    ({"batch": "q2", "page_size": 12}, "page_size=12", "16, 64 or 256"),
+    ({"batch": "q2", "page_size": 12}, "page_size=12", "a power of 2"),
     ({"batch": "q2kv40", "page_size": 16, "shared_prefix": 20}, "shared_prefix=20", "shared_prefix=32"),
     ({"batch": "q2kv40_q8kv20", "page_size": 16, "shared_prefix": 32}, "shared_prefix=32", "at most that"),
     ({"shared_prefix": 16}, "shared_prefix=16", "page_size=16"),

@@ -160,7 +160,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("rotary", self.rotary == "none" or self.rotary_base > 0, "none, halves(BASE) or interleaved(BASE)"),
             ("device", re.fullmatch(r"[a-z]\w*(:\d+)?", self.device), "NAME or NAME:N, as in cuda:1"),
             ("dropout", 0.0 <= self.dropout < 1.0, "a probability from 0 up to, not including, 1"),
-            ("page_size", self.page_size == 0 or is_power_of_2(self.page_size), "0 for no pages, or a power of 2, as in 16"),
+            ("page_size", self.page_size == 0 or is_power_of_2(self.page_size), "0 for no pages, or a power of 2"),
             ("scale", 0.0 <= self.scale < math.inf, "a number above 0, or 0 for 1 / sqrt(head_dim)"),
         ]
         for axis, holds, allowed in rules:
