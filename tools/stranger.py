@@ -18,7 +18,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 
 def readme() -> str:
-    """Return the source of mine.py from the README, whose commands check the function in this file."""
+    """Return the example file mine.py from the README; the README's commands check the function in it."""
     found = re.search(
         r"```python\n# file: mine\.py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )

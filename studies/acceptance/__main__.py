@@ -350,7 +350,10 @@ def chosen(names: Sequence[str]) -> list[Test]:
 
 
 def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
-    """Return the sessions of a test as a piece of the study; for a test in WITH_OLD, also those of the tree `old`."""
+    """Return the sessions of a test as a piece of the study; with `old`, also those that run this older checkout.
+
+    Only the tests in WITH_OLD have sessions of the second kind.
+    """
     found = [frame.Piece(name=test.id, make=test.take, size=test.number)]
     if old is not None and test.id.startswith(WITH_OLD):
         make = partial(test.take, tree=old.resolve() / "harness")

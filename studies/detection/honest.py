@@ -42,7 +42,10 @@ OTHERS_TRY = {"normal", "needles"}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict of one rule on a right implementation; `inputs` is "all" for attnbench's own check."""
+    """The verdict of one criterion for results (`rule`, see judges.py) on a right implementation.
+
+    `inputs` is the kind of inputs; it is "all" for attnbench's own check.
+    """
 
     implementation: str
     seed: int

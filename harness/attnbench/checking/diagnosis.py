@@ -509,7 +509,7 @@ def _known(evidence: list[Evidence]) -> Finding | None:
 
 
 def _backward(evidence: list[Evidence]) -> Finding | None:
-    """Return a finding if the output is right and mistakes of the backward pass explain all gradients; else None."""
+    """Return a finding if the output is right and one backward-pass mistake explains all gradients; else None."""
     if "output" in (names := _wrong_names(evidence)):
         return None
     these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))

@@ -414,7 +414,10 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
 
 
 def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool) -> Tensor:
-    """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2); pairs are as in `rotated`."""
+    """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2).
+
+    With `is_interleaved` a pair is two neighbouring columns; otherwise it is column j of each half.
+    """
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
     pairs = one * cos - other * sin, other * cos + one * sin

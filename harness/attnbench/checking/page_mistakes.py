@@ -198,7 +198,10 @@ def scales(pages: Pages) -> Iterator[Mistake]:
 
 
 def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: ANN401 - arrays
-    """Yield the mistake that query head h uses scale h % G, as if the groups of query heads were interleaved."""
+    """Yield the mistake that query head h uses the dequantization scales of key/value head h % G.
+
+    The right head is h // (H / G): the code treats the groups of query heads as if they were interleaved.
+    """
 
     def heads(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
         num_heads = query.shape[1]

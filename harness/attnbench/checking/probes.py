@@ -174,7 +174,7 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
 
 
 def _require_width(workload: Workload) -> None:
-    """Raise VacuousError if tokens or keys have width 1: the shift of the scores would take up the only number."""
+    """Raise VacuousError if tokens or keys have width 1: the column that shifts the scores would be the only one."""
     if (workload.embed_dim if workload.scope == "module" else workload.head_dim) == 1:
         raise VacuousError("tokens or keys of one number cannot all have large scores")
 

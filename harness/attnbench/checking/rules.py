@@ -826,9 +826,11 @@ def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> 
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
-    """Change the last key hidden from some query and, separately, its value; describe changes that affect such queries.
+    """Describe the changes of a hidden key or value that reach queries which do not see it; return "" if none does.
 
-    `changes` maps descriptions to functions of the changed row: (B, G, width), or (B, width) in scope `module`.
+    The last key that is hidden from some query is changed and, separately, its value; in scope `module`, the row of
+    the context. `changes` maps descriptions to functions of the changed row: (B, G, width), or (B, width) in scope
+    `module`.
     """
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()

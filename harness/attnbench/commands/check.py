@@ -99,7 +99,7 @@ def check(
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The options of a check."""
+    """Options of `attnbench check`, with the methods that run the check and print its verdicts."""
 
     options: SelectionOptions
     goes_on: bool

@@ -155,7 +155,7 @@ def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
 
 
 def say_conclusion(conclusion: Conclusion, *, is_silent: bool = False) -> None:
-    """Print the sentence of a conclusion; with `is_silent` or --json to standard error, and only if it did not pass."""
+    """Print a conclusion's sentence; with `is_silent` or --json, only if it did not pass, and to standard error."""
     is_silent |= OUTPUT.is_json
     if not is_silent or conclusion.ending is not Ending.passed:
         say(conclusion.sentence, console=Console(stderr=is_silent))

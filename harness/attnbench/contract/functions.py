@@ -225,7 +225,7 @@ class FunctionAttention(ByFunction, Attention):
 def from_function(
     function: Callable[..., Tensor], spec: str, *, layout: str = TENSOR_LAYOUTS[0], declared: Declared | None = None
 ) -> Implementation:
-    """Create the implementation of a function of query, key, value and some of KEYWORDS, or of a paged cache.
+    """Create the implementation of a function that takes query, key, value and some of KEYWORDS, or a paged cache.
 
     `spec` is the function's name in messages. `layout`, one of TENSOR_LAYOUTS, is the order of the axes of its tensors.
     If a `call` is declared, only this `call` calls the function, and the function's signature is not checked.

@@ -872,7 +872,8 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return default environment variables of a worker, except those that the user has set.
 
-    These are the variables in `spin`, and the time limit of ranks: a share of `timeout_s`, the seconds for a step.
+    These are the variables in `spin`, which limit the spinning of idle threads, and the time limit of a call over
+    several ranks: the share RANKS_SHARE of `timeout_s`, the seconds that a step may take.
     """
     usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}

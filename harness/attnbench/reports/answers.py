@@ -105,7 +105,7 @@ class Answer:
 
     @property
     def length(self) -> str:
-        """The length in a label: "T=512", or "T=1 x 512"."""
+        """The lengths in a label: "T=512" or, if the key length differs, "T=1 x 512" (query x key)."""
         return f"T={titles.length(self.workload.axes())}"
 
     @property

@@ -138,7 +138,7 @@ class Cell:
 
     @property
     def token_rate(self) -> float | None:
-        """New tokens of a batch of requests per second; None without a batch or a time."""
+        """New tokens per second, for a batch of requests; None without a batch or a time."""
         return self.workload.seq_len / self.estimate.point if self.workload.requests and self.estimate else None
 
     @property

@@ -50,7 +50,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variances of log ratios between the blocks of a process, and between processes."""
+    """Variances of log ratios: `inside` a process, between its blocks, and `between` processes."""
 
     inside: float
     between: float

@@ -169,10 +169,10 @@ NO_FLOAT64 = "no float64 output is finite: with a boolean mask, `mask * finfo(fl
 
 
 def beyond_bound(agreed: Agreement, most: float) -> str:
-    """Describe the first output whose error exceeds the bound that an approximation declares; return "" if none does.
+    """Describe the output's error if it exceeds the bound that an approximation declares; else return "".
 
-    `most` is the bound as a fraction of the largest value of the output; 0: no bound is declared. Gradients have no
-    bound, because the gradients of quantised operands are 0.
+    Only normally distributed inputs count. `most` is the bound as a fraction of the largest value of the output; 0: no
+    bound is declared. Gradients have no bound, because the gradients of quantised operands are 0.
     """
     for where, share in approximation_errors(agreed).items() if most else ():
         if where.startswith("output") and not share <= most:
