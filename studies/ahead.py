@@ -16,8 +16,10 @@ import argparse
 import ast
 import hashlib
 import sys
+import tokenize
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +108,10 @@ def digest(source: str) -> str:
         for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef) and any(ast.unparse(each) == "jit" for each in node.decorator_list)
     ]
-    return hashlib.sha256("\n".join(map(ast.dump, kernels)).encode()).hexdigest()[:12]
+    texts = (ast.get_source_segment(source, kernel) or "" for kernel in kernels)
+    words = (word for text in texts for word in tokenize.generate_tokens(StringIO(text).readline))
+    code = [word.string for word in words if word.type not in {tokenize.COMMENT, tokenize.NL}]  # alike in any Python
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:12]
 
 
 def page(needs: dict[Cell, Need], version: str) -> str:

@@ -43,6 +43,7 @@ def gpus(monkeypatch) -> MagicMock:
     module = MagicMock()
     module.is_available.return_value, module.device_count.return_value = True, 2
     module.get_device_properties.side_effect = properties
+    module.get_device_capability.return_value = 9, 0  # cuDNN asks, if torch was built with it
     monkeypatch.setattr(torch, "cuda", module)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     monkeypatch.setattr(cuda, "version", {"triton": "3.6.0"}.__getitem__)

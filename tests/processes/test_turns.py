@@ -18,6 +18,7 @@ from attnbench.workloads.workload import Workload
 from tests.checking.textbook import Textbook
 
 POINT = Workload(seq_len=37, num_heads=2, head_dim=16, direction="inference")
+calls: list[int] = []  # of WearsOut
 OFTEN = 8  # with fewer workloads a feature may miss some turn
 
 
@@ -105,3 +106,18 @@ def test_a_wrong_workload_is_checked_on_every_kind():
     assert check(References(POINT, 0, turn=1), clamps).grade is CheckVerdict.wrong
     found = check(References(POINT, 0, turn=2), doubles)
     assert [each.probe for each in found.probes] == [name for name in PROBES if name != "offset"]
+
+
+class WearsOut(Textbook):
+    """Right in its first call alone."""
+
+    def attend(self, query, key, value, mask):
+        calls.append(1)
+        return super().attend(query, key, value, mask) * len(calls)
+
+
+def test_what_was_right_stays_right_when_the_other_kinds_follow():
+    calls.clear()
+    found = check(References(POINT, 0, turn=2), Implementation(build=WearsOut, source="a test"))
+    right = {each.probe: all(tensor.agrees for tensor in each.tensors) for each in found.probes}
+    assert right == {name: name == "normal" for name in PROBES if name != "offset"}

@@ -8,6 +8,7 @@ determines the columns.
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from attnbench.checking import (
 )
 from attnbench.checking.calls import Caller, FormError, caller_of, require_form
 from attnbench.checking.diagnosis import describe, explain
-from attnbench.checking.probes import VacuousError
+from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import (
     SCREENED,
     Reference,
@@ -59,18 +60,25 @@ def check(
 ) -> Agreement:
     """Compare an implementation with the references as `compare` does, and diagnose it if it is wrong.
 
-    The arguments are those of `compare`. An approximate implementation gets no diagnosis. A wrong one is compared with
-    the references of every probe (kind of inputs) before the diagnosis.
+    The arguments are those of `compare`. An approximate implementation gets no diagnosis. Before the diagnosis, a wrong
+    one is also compared with the references of the probes that the argument `turn` of `References` left out.
     """
     caller = caller_of(candidate)
     agreement = compare(references, caller, known, rejects)
     if agreement.grade is not CheckVerdict.wrong or caller.is_approximate:
         return agreement
     whole = references.completed()
-    if len(whole.by_probe) > len(references.by_probe):
-        again = compare(whole, caller, known, rejects)
-        agreement = again if again.grade is CheckVerdict.wrong else agreement
+    if agreement.probes and (rest := whole.without(references)) is not None:
+        with suppress(Exception):  # what it raises there changes nothing: it is wrong
+            agreement = _joined(agreement, compare(rest, caller))
     return explain(whole, caller, agreement, rejects)
+
+
+def _joined(agreement: Agreement, more: Agreement) -> Agreement:
+    """Return the agreement with the probes of `more`, in the order of PROBES."""
+    by_probe = {each.probe: each for each in (*agreement.probes, *more.probes)}
+    probes = tuple(by_probe[probe] for probe in PROBES if probe in by_probe)
+    return msgspec.structs.replace(agreement, probes=probes)
 
 
 def compare(

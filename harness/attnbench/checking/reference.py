@@ -440,6 +440,13 @@ class References:
         forget_drawn()
         return whole
 
+    def without(self, others: "References") -> "References | None":
+        """Return the references of the probes that `others` lack, for no rules; None if there are none."""
+        rest = copy.copy(self)
+        rest.by_probe = {probe: each for probe, each in self.by_probe.items() if probe not in others.by_probe}
+        rest.is_brief = True
+        return rest if rest.by_probe else None
+
 
 @torch.enable_grad()  # tolerances may be computed within torch.no_grad
 def answers(
