@@ -83,7 +83,7 @@ def test_two_kinds_of_devices_are_both_named_and_two_of_one_kind_once(gpus):
         name="GPU", uuid="", major=9, minor=0, total_memory=8
     )
     assert device("cuda").facts().accelerator == "GPU, 8 bytes, compute capability 9.0"
-    assert set(called(gpus)) == {"is_available", "device_count", "get_device_properties"}
+    assert {*called(gpus)} - {"get_device_capability"} == {"is_available", "device_count", "get_device_properties"}
 
 
 def test_settings_of_packages_are_recorded_by_their_prefix_and_a_path_is_not(monkeypatch):

@@ -273,8 +273,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 
     If `stops_when_wrong` is set, an implementation is checked until its first wrong answer, workloads with few keys or
     queries come last, checks end with the budget, and some kinds of input take turns (`_turns`). In the sweep `check`,
-    large workloads (`_has_many_rows`) are checked only on normally distributed inputs; all other workloads are checked
-    on every kind of input.
+    large workloads (`_has_many_rows`) are checked only on normally distributed inputs.
 
     If the session has a second worker, two threads (lanes) check at the same time. They write the same records as one
     lane, unless the code keeps state between calls. For this, each rule is tried in one lane only, and if
@@ -294,10 +293,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     concluded = {place for cell, place in places.items() if cell in status}
 
     def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
-        """Check the cells of the workloads `mine` with the worker of `lane`; yield after each cell.
-
-        The result goes into `held` under the cell's index; it is None if the cell is not checked now.
-        """
+        """Check the cells of `mine` with the lane's worker; put each result, or None, into `held`, and yield."""
         for workload in mine:
             for arm in plan.cells(workload):
                 place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None

@@ -1,4 +1,4 @@
-"""The functions of a worker: a process that loads torch and the implementations, and caches what is slow to create.
+"""The functions of a worker: a process that loads torch and implementations, and caches objects that are slow to make.
 
 The worker announces each risky step in its heartbeat, so that after a crash or a hang the coordinator knows which
 implementation was running.
@@ -236,7 +236,7 @@ def threads(number: int) -> Iterator[None]:
 class Worker:
     """The state of a worker process; the coordinator calls its public methods by name.
 
-    It keeps what is slow to create between requests: loaded implementations, inputs and right answers.
+    Between requests it keeps objects that take long to create: implementations, inputs and right answers.
     """
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
