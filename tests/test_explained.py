@@ -68,7 +68,7 @@ def shown() -> dict[str, set[str]]:
         "probe": set(PROBES),
         "mistake": mistakes | NAMED_BY_DIAGNOSIS,
         "gate": set(Kind),
-        "screen": {"quiet", "noisy", "steady", "margin", "baseline"},
+        "screen": {"quiet", "busy", "noisy", "steady", "margin", "baseline"},
     }
 
 

@@ -451,12 +451,16 @@ def scales(workload: Workload) -> Iterator[Mistake]:
         ("scaled_by_fourth_root", width**-0.25),
         *(("scaled_by_other_width", other**-0.5) for other in (32, 64, 128)),
         ("scaled_by_whole_root", 1 / math.isqrt(width)),
+        ("scaled_by_length", workload.seq_len**-0.5),
+        ("scaled_by_key_length", workload.kv_len**-0.5),
     ]
     known = [right]
     for name, scale in factors:
         if not any(math.isclose(scale, other) for other in known):
             known.append(scale)
-            detail = f"for heads {scale**-2:.0f} wide, and they are {width} wide" * (name == "scaled_by_other_width")
+            detail = f"they are {scale / right:.3g} times what they should be"
+            if name == "scaled_by_other_width":
+                detail = f"for heads {scale**-2:.0f} wide, and they are {width} wide"
             yield wrong(name, detail, scores=after("scores", partial(torch.mul, other=scale / right)))
 
 

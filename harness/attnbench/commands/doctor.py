@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Examine this machine for about fifteen seconds; return all findings, in the order in which they are printed."""
+    """Examine this machine for 15 to 60 seconds; return all findings, in the order in which they are printed."""
     import psutil
 
     from attnbench.devices import environment  # needs torch
@@ -138,7 +138,7 @@ def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
 
 
 def doctor(*, address: str = "") -> ExitCode:
-    """Check for fifteen seconds whether this machine is fit to measure: load, threads, timer, clocks and noise floor.
+    """Check in 15 to 60 seconds whether this machine is fit to measure: load, threads, timer, clocks and noise floor.
 
     Options:
         address (--cluster ADDRESS): Examine every host of a Ray cluster, and whether they are comparable. ADDRESS is

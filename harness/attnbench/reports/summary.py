@@ -144,18 +144,26 @@ def machine(results: Results) -> list[str]:
     if environment := next(iter(results.environments.values()), None):
         kinds = [kind.partition(",")[0] for kind in environment.accelerator.split("; ")]  # without memory etc.
         name = ", ".join(filter(None, kinds)) or " ".join(TRADE.sub(" ", environment.cpu).split())
-        cores = environment.num_threads or environment.num_physical_cores
+        every, used = environment.num_physical_cores, environment.num_threads
+        cores = f"{used} of {every}" if 0 < used < every else str(used or every)
         torch = environment.versions.get("torch", MISSING).removesuffix("+cpu")
-        parts = [name, f"{cores} core{'s' * (cores > 1)}", f"torch {torch}"]
+        parts = [name, f"{cores} core{'s' * (cores != '1')}", f"torch {torch}"]
     parts += [f"{results.elapsed_s:.0f} s"] if results.elapsed_s is not None else ["not finished"]
     if not any(results.num_visits.values()):
         return [*around, sanitize_line(", ".join([*parts, "nothing was timed"]))]
     number = verdicts.num_processes(results)
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
     parts += [results.plan.conditions] if results.plan.conditions != "warm" else []
-    parts.append("DOUBTFUL" if session_doubts(results) else "noisy" if too_noisy(results) else "quiet")
+    parts.append(_state(results))
     margin = f"Differences below {percent(results.plan.smallest_effect)} count as equal. Seed {results.plan.seed}."
     return [*around, sanitize_line(", ".join(parts)), margin]
+
+
+def _state(results: Results) -> str:
+    """Describe the machine during the run in a word, which agrees with the warnings."""
+    if session_doubts(results):
+        return "DOUBTFUL"
+    return "noisy" if too_noisy(results) else "busy" if contention(results) else "quiet"
 
 
 def sides(results: Results) -> str:
@@ -252,8 +260,9 @@ def troubles(results: Results) -> list[Warned]:
     fewest = min(results.num_visits.values(), default=plan.num_rounds)
     if "budget" in results.reason and fewest < plan.num_rounds:
         enough = math.ceil(plan.budget_s * plan.num_rounds / max(fewest, 1))
-        text = f"The budget of {duration(plan.budget_s)} was spent after {fewest} of the {plan.num_rounds} processes"
-        lines.append(Warn.left_out.says(f"{text} that verdicts need: give --budget {enough}, or fewer shapes."))
+        spent = f"the budget of {duration(plan.budget_s)} was spent after {fewest} of the {plan.num_rounds} processes"
+        text = f"Give --budget {enough}, or fewer shapes: {spent} that verdicts need."
+        lines.append(Warn.left_out.says(text))
     if results.num_lost:
         lines.append(Warn.salvaged.says(f"This run is the rest of a damaged one, in {LOST.format(results.num_lost)}."))
     if results.num_restored:
