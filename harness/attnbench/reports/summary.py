@@ -155,7 +155,8 @@ def machine(results: Results) -> list[str]:
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
     parts += [results.plan.conditions] if results.plan.conditions != "warm" else []
     parts.append(_state(results))
-    margin = f"Differences below {percent(results.plan.smallest_effect)} count as equal. Repeat: --seed {results.plan.seed}."
+    equal, seed = percent(results.plan.smallest_effect), results.plan.seed
+    margin = f"Differences below {equal} count as equal. Repeat: --seed {seed}."
     return [*around, sanitize_line(", ".join(parts)), margin]
 
 
