@@ -54,10 +54,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckVerdict(enum.StrEnum):
-    """The verdict of a check on a tensor, a cell or an implementation; the members are ordered, worst first.
-
-    `not_judged` is last: it counts only if there is no other verdict.
-    """
+    """The verdict of a check on a tensor, a cell or an implementation, worst first; `not_judged` counts only alone."""
 
     wrong = "WRONG"
     approximate = "approximate"  # only meant to be close to attention: its error is reported, not judged
