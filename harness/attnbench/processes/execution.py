@@ -328,9 +328,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 def _turns(plan: Plan) -> dict[str, int]:
     """Return, by workload id, the number of the one kind of input of probes.IN_TURN on which the workload is checked.
 
-    In a long sweep `check`, these kinds take turns, because every kind would take an eighth more time. In any
-    other check, the result is empty. Each pair of values of two axes meets each kind (see `covering.turns`), as far as
-    there are enough workloads. Workloads whose mask or dtype occurs fewer than NUM_TURNS times are not in the result:
+    In a long sweep `check`, these kinds take turns, because every kind would take an eighth more time. In any other
+    check, the result is empty. Each pair of values of two axes meets each kind (see `covering.turns`), as far as there
+    are enough workloads. Workloads whose mask or dtype occurs fewer than NUM_TURNS times are not in the result:
     they are checked on every kind. So is a workload once its answer is wrong (checking/agreement.py).
     """
     if plan.sweep != CHECK or len(plan.asked) < FEWEST_IN_TURN:
