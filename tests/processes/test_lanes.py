@@ -119,16 +119,20 @@ def test_an_interruption_ends_both_lanes_and_keeps_what_was_found(tmp_path):
     assert any("forward" in workload and "-t16-" in workload for workload in ended)
 
 
-def test_what_cannot_be_loaded_is_tried_in_one_lane_alone(tmp_path):
+@pytest.mark.parametrize("slow", [0, 1])
+def test_what_cannot_be_loaded_is_tried_once_in_each_lane_and_named_with_its_first_cell(tmp_path, slow):
     class Unloadable(Lane):
         def check(self, cell, **_):
             self.seen.append((cell.arm.implementation, cell.workload.kv_len))
+            time.sleep(self.takes_s)
             return Failed(status=Status.error, message="ImportError: no such module", is_unloadable=True)
 
-    lanes = [Unloadable() for _ in range(2)]
+    lanes = [Unloadable(takes_s=5e-2 * (slow == number)) for number in range(2)]
     found = checked(tmp_path / "run", ["one", "two"], lanes)
-    assert [len(lane.seen) for lane in lanes] == [2, 0]
-    assert [message for *_, message in found].count(execution.SEE_FIRST) == 14
+    assert all(len(lane.seen) <= 2 for lane in lanes)
+    named = [(name, workload) for name, workload, _, message in found if message != execution.SEE_FIRST]
+    first = "attention-forward-cpu-float32-b1-t16-h8-k64"  # shorter workloads come last
+    assert named == [("one", first), ("two", first)]
 
 
 def test_an_error_of_a_lane_ends_the_check(tmp_path):

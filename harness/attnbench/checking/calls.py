@@ -28,6 +28,7 @@ from attnbench.case import (
 )
 from attnbench.checking import memory, side_effects
 from attnbench.contract import BoundMask, Implementation, Weights
+from attnbench.contract.functions import FunctionAttention
 from attnbench.workloads.workload import Workload
 
 NUM_CALLS = 4
@@ -168,6 +169,7 @@ class Here:
     def __init__(self, implementation: Implementation, on_step: Callable[[], object] = lambda: None) -> None:
         self.implementation, self.on_step = implementation, on_step
         self._modules: WeakKeyDictionary[Instance, tuple[nn.Module, Weights]] = WeakKeyDictionary()
+        self._of_function: FunctionAttention | None = None  # the latest module, if it only calls a function
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._numbers = itertools.count()
         self.is_approximate, self.has_cache = implementation.is_approximate, implementation.has_cache
@@ -246,12 +248,16 @@ class Here:
     def _module(self, call: Call) -> nn.Module:
         """Return the module of a call's instance, built at first use, with the instance's current weights.
 
+        In scope `attention` a function needs no weights, and its module keeps nothing, so all its calls use one module.
+
         Raises:
             ValueError: in scope `attention`, the module has no `attend`.
         """
         instance, workload = call.instance, call.workload
         module, loaded = self._modules.get(instance, (None, None))
-        if module is None or loaded is not instance.weights:
+        if workload.scope == "attention" and self._of_function is not None:
+            module = self._of_function
+        elif module is None or loaded is not instance.weights:
             with side_effects.watch_call({}):  # restores the random state: a constructor is allowed to set a seed
                 if module is None:
                     module = self.implementation.build(instance.weights).eval()
@@ -259,6 +265,7 @@ class Here:
                     with torch.no_grad():
                         module.load_state_dict(module.pack(instance.weights), strict=False)  # type: ignore[operator]
             self._modules[instance] = module, instance.weights
+            self._of_function = module if isinstance(module, FunctionAttention) else None
             self.has_pack = hasattr(module, "pack")
         if workload.scope == "attention" and not hasattr(module, "attend"):
             raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask): choose scope=module")

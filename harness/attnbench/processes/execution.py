@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import compress, islice
+from itertools import compress
 from operator import not_
 from pathlib import Path
 from queue import SimpleQueue
@@ -117,7 +117,6 @@ CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
 read. The rest is for timing."""
 KNOWN_FROM = 0.1  # share of a stage's work after which its pace predicts the remaining time
 SEE_FIRST = "it cannot be loaded: see its first cell"
-UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
 FEWEST_FIRST = 2  # cells whose first calls are timed whatever the budget: one of the baseline, and another one
 MOST_PROCESSES = LOOKS[2]  # a search visits one value of its axis in at most this many fresh processes
 CALLS_AT_A_VALUE = 60
@@ -162,7 +161,8 @@ class Session:
         """Start the clock at the seconds that the run has spent so far, according to the journal."""
         self.state = self.journal.state
         self.specs: dict[Arm, str] = self.plan.specs
-        self.unloadable: set[str] = set()  # specs that cannot be loaded
+        self.unloadable: dict[str, Failed] = {}  # why specs cannot be loaded
+        self.told_unloadable: set[str] = set()  # specs of which a cell with that reason is recorded
         self._start, self.has_started = self.clock() - self.state.spent_s, False
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
         self._pace: tuple[str, float, float] = "", 0.0, 0.0  # the stage in progress, and at its start: time, work done
@@ -373,8 +373,7 @@ def in_lanes(
 ) -> Generator[None]:
     """Yield after each step of `work`; if the session has a second worker, two lanes share the workloads.
 
-    A lane is a thread with its own worker. The second lane begins after the first workload, so that an implementation
-    that cannot be loaded is tried only once.
+    A lane is a thread with its own worker.
     """
     if session.second is None:
         yield from work(session, workloads)
@@ -382,8 +381,6 @@ def in_lanes(
     mine, others = parts(workloads)
     steps, is_over, second = SimpleQueue[bool | BaseException](), threading.Event(), copy.copy(session)
     second.client = session.second
-    first = work(session, mine)
-    yield from islice(first, len(session.plan.cells(mine[0])))
 
     def go(lane: Iterator[None]) -> None:
         try:
@@ -395,7 +392,7 @@ def in_lanes(
         except BaseException as error:  # noqa: BLE001 - raised in the main thread
             steps.put(error)
 
-    threads = [threading.Thread(target=go, args=[lane]) for lane in (first, work(second, others))]
+    threads = [threading.Thread(target=go, args=[lane]) for lane in (work(session, mine), work(second, others))]
     with session.second:
         try:
             for thread in threads:
@@ -451,14 +448,17 @@ def _has_many_rows(workload: Workload) -> bool:
 
 
 def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) -> events.CellChecked:
-    """Check one cell; for `options` see Worker.check. An implementation that cannot be loaded is tried only once."""
-    reply: events.CellChecked | Failed = UNLOADABLE
+    """Check one cell; for `options` see Worker.check. What could not be loaded before is not tried again."""
     cell, plan = session.cell(workload, arm), session.plan
-    if cell.spec not in session.unloadable:
+    reply: events.CellChecked | Failed
+    if cell.spec in session.unloadable:
+        reply = session.unloadable[cell.spec]
+    else:
         fields = {"limit_s": plan.call_limit_s, "seed": plan.seed, "rejects": plan.rejects, **options}
         reply = session.ask("check", events.CellChecked, cell=cell, **fields)
     if isinstance(reply, Failed):
-        session.unloadable |= {cell.spec} if reply.is_unloadable else set()
+        if reply.is_unloadable:
+            session.unloadable[cell.spec] = reply
         reply = events.CellChecked(
             **cell.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
         )
@@ -466,7 +466,15 @@ def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) 
 
 
 def record_check(session: Session, reply: events.CellChecked) -> None:
-    """Record the result of a check, and report a wrong answer to the watcher at once."""
+    """Record the result of a check, and report a wrong answer to the watcher at once.
+
+    Why an implementation cannot be loaded is recorded with its first cell only; its other cells point there.
+    """
+    spec = session.specs[reply.key[1]]
+    if spec in session.unloadable:
+        if spec in session.told_unloadable:
+            reply = msgspec.structs.replace(reply, message=SEE_FIRST, is_predicted=True)
+        session.told_unloadable.add(spec)
     session.journal.append(reply)
     if reply.status is Status.disagrees:
         workload, arm = reply.key
