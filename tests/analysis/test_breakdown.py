@@ -24,6 +24,12 @@ def test_where_the_time_of_a_call_goes_is_said_in_a_line_largest_first() -> None
     assert not operator_shares(Operators(calls=()))
 
 
+def test_an_operator_that_carries_out_another_adds_time_and_no_calls() -> None:
+    calls = operator("aten::softmax", 1e-3, calls=2), operator("aten::_softmax", 3e-3, calls=2)
+    calls += operator("aten::add", 2e-3), operator("aten::add_", 2e-3)
+    assert operator_shares(Operators(calls=calls)) == "50 % softmax (4.00 ms, 2 calls), 50 % add (4.00 ms, 2 calls)"
+
+
 def test_what_ran_is_the_backend_or_the_operator_with_the_most_time() -> None:
     bmm, softmax = operator("aten::bmm", 2.0), operator("aten::_softmax", 1.0)
     assert backend_used(Operators(calls=(bmm, softmax))) == "bmm"

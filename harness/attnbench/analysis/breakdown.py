@@ -39,7 +39,7 @@ def operator_shares(operators: Operators) -> str:
     """Break down the time of a call, largest share first: "62 % bmm (2.34 ms, 2 calls), 21 % softmax (793 us, 1 call)".
 
     The times are self times of operators; profiling makes them longer. Operators with less than SMALL_SHARE of the
-    time are left out.
+    time are left out. An operator that only carries out another one, as _softmax does for softmax, adds no calls.
     """
     alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))
     seconds = dict.fromkeys(alike, 0.0)
@@ -47,7 +47,9 @@ def operator_shares(operators: Operators) -> str:
         seconds[name] = sum(one.self_s for one in members)
     total_s, parts = sum(seconds.values()), list[str]()
     for name in sorted(seconds, key=lambda name: -seconds[name]):
-        number = sum(one.num_calls for one in alike[name])
+        inner = [one for one in alike[name] if short(one.name).startswith("_")]
+        outer = [one for one in alike[name] if one not in inner]
+        number = sum(one.num_calls for one in outer or inner)
         if seconds[name] >= SMALL_SHARE * total_s > 0:
             spent = f"{show(seconds[name], 's')}, {number} call{'s' * (number != 1)}"
             parts.append(f"{100 * seconds[name] / total_s:.0f} % {name} ({spent})")
