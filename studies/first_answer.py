@@ -23,6 +23,7 @@ from studies.frame import Piece, Row
 
 MINE = '''"""Right attention and wrong attention, as functions and as modules."""
 
+import torch
 from torch import nn
 
 from attnbench.contract.adapters import adapt, packed
@@ -35,6 +36,18 @@ def right(query, key, value, *, mask=None, scale=None):
 def mistaken(query, key, value, *, mask=None, scale=None):
     scores = query @ key.transpose(-2, -1) * scale
     return (scores.masked_fill(~mask, -1e9) if mask is not None else scores).softmax(dim=-2) @ value
+
+def paged(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+    outputs = []
+    for request, length in enumerate(seq_lens.tolist()):
+        tokens = query[cu_seqlens_q[request] : cu_seqlens_q[request + 1]]
+        pages = block_table[request, : -(-length // key_cache.shape[1])].long()
+        key, value = (pool[pages].flatten(0, 1)[:length] for pool in (key_cache, value_cache))
+        seen = torch.ones(len(tokens), length, dtype=torch.bool).tril(length - len(tokens))
+        heads = (each.transpose(0, 1) for each in (tokens, key, value))
+        output = nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True)
+        outputs.append(output.transpose(0, 1))
+    return torch.cat(outputs)
 
 class Heads(nn.Module):
     def __init__(self, sizes):
@@ -63,6 +76,7 @@ CHECKS = {
     "a right module": ("mine.py:module", "total_s", 15),
     "fused, a bundled function": ("fused", "total_s", 15),
     "torch_mha, a bundled module": ("torch_mha", "total_s", 15),
+    "a right function over pages": ("mine.py:paged", "total_s", 10),
     "a wrong function, until its sentence": ("mine.py:mistaken", "first_s", 5),
     "a wrong module, until its sentence": ("mine.py:wrong_module", "first_s", 5),
 }

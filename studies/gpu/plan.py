@@ -10,6 +10,8 @@ CHECKS = {
     "check-compiled": ("-i", "fused+compile"),
 }
 BACKENDS = ("sdpa", "sdpa_cudnn", "sdpa_flash", "flex")
+PAGED = ("torch_varlen_paged", "flashinfer_paged", "paged_gather")
+"""Implementations over pages, which are checked in bfloat16 on every batch of `attnbench check`, and timed on one."""
 GAUGES = ("kernel_sum", "cold_caches", "heat_up", "flush", "graph_mode")
 """Functions of studies/acceptance/on_cuda.py: the tests G1 to G5."""
 
@@ -24,6 +26,8 @@ class Size:
     backends: tuple[str, ...]
     heads: str  # batch size, heads and key/value heads, with commas
     masks: tuple[str, ...] = ("none", "causal")
+    paged: tuple[str, ...]
+    batch: tuple[str, ...]  # options of the timed batch of requests
     check_sets: tuple[str, ...]
     checks: tuple[str, ...]
     run_options: tuple[str, ...]
@@ -38,6 +42,8 @@ def full() -> Size:
         lengths=(2048, 4096, 8192, 16384),
         backends=BACKENDS,
         heads="2,64,8",
+        paged=PAGED,
+        batch=("--set", "batch=2q2k_32q1kv4k", "--set", "page_size=256", "--set", "num_heads=32", "--budget", "60"),
         check_sets=("--set", "device=cuda"),
         checks=tuple(CHECKS),
         run_options=("--sweep", "gpu", "--budget", "150", *(word for name in BACKENDS for word in ("-i", name))),
@@ -53,6 +59,8 @@ def rehearsal() -> Size:
         lengths=(16, 32),
         backends=("sdpa",),
         heads="1,2,1",
+        paged=("paged_gather", "paged_loop"),
+        batch=("--set", "batch=2q1kv20", "--set", "page_size=16", "--set", "num_heads=2", "--budget", "0.5"),
         masks=("causal",),
         check_sets=("-i", "sdpa", "--set", "device=cpu", *small),
         checks=("check-tf32",),
@@ -85,6 +93,7 @@ def steps(size: Size) -> list[Step]:
         for width in size.widths
         for mask in size.masks
     ]
+    pages = _of_pages(size)
     batch, num_heads, groups = heads.split(",")
     axes = ["scope=attention", f"batch_size={batch}", f"num_heads={num_heads}", f"num_kv_heads={groups}", "mask=causal"]
     axes += [f"device={where}", "dtype=bfloat16", "head_dim=64", "direction=forward_backward"]
@@ -97,5 +106,16 @@ def steps(size: Size) -> list[Step]:
         step("versions", "versions", limit_s=60),
         *planted,
         step("tests", "tests", limit_s=900),
-        *(*gauges, *checks, *times, *traces),
+        *(*pages, *gauges, *checks, *times, *traces),
     ]
+
+
+def _of_pages(size: Size) -> list[Step]:
+    """List a check in bfloat16 of each implementation over pages, and one run that times all of them together."""
+    on, half = ("--set", f"device={size.device}"), ("--set", "dtype=bfloat16", "--set", "head_dim=64")
+    checks = [
+        Step(name=f"pages-{name}", work="check", given=("-i", name, "--sweep", "check_pages", *on), limit_s=120)
+        for name in size.paged
+    ]
+    names = [word for name in size.paged for word in ("-i", name)]
+    return [*checks, Step(name="pages-run", work="run", given=("run", *names, *on, *half, *size.batch), limit_s=240)]
