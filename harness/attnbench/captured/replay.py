@@ -3,7 +3,7 @@
 The file tensors.pt is a dictionary that torch.save wrote: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) and,
 if the call had them, mask (boolean, True where visible, or additive; broadcastable to (B, H, T, S)), scale, is_causal
 (query i sees keys 0..i) and the gradient of the output (B, H, T, V). Strides are kept. The right answer is computed
-head by head in float64.
+head by head in float64. A dictionary with a block table is a captured call on a paged cache (paged.py).
 
 `python -m attnbench.captured.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file. Foreign
 code runs only in that process; the function `judge` runs in another one.
@@ -19,13 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.case import QKV, Inputs, draw_weights
+from attnbench.captured.paged import gathered, is_paged
+from attnbench.case import QKV, Inputs, build, draw_weights, reason_against
+from attnbench.checking import side_effects
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.reference import Reference, errors
 from attnbench.contract.declared import kind
 from attnbench.contract.functions import Signature
 from attnbench.contract.loading import implementation
 from attnbench.contract.outside import repeat_heads
+from attnbench.contract.pages import PageSignature
 from attnbench.storage.records import Agreement, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -36,11 +39,15 @@ ENTRIES = (*QKV, "mask", "scale", "is_causal", "gradient")
 def load(file: Path) -> dict[str, Any]:
     """Load captured inputs by name (see the top of this module), without executing anything from the file.
 
+    The inputs of a paged call are returned as `paged.gathered` does.
+
     Raises:
         ValueError: the file cannot be loaded, or its entries have other names, types or shapes.
     """
     try:
         saved: dict[str, Any] = torch.load(file, weights_only=True)
+        if is_paged(saved):
+            return _gathered(saved, file)
         names, (query, key, value) = set(saved), (saved[name].shape for name in QKV)
         is_fine = {len(query), len(key), len(value)} == {4} and query[0] == key[0] and query[3] == key[3]
         is_fine = is_fine and key[:3] == value[:3] and query[1] % key[1] == 0
@@ -52,9 +59,16 @@ def load(file: Path) -> dict[str, Any]:
     if not is_fine or not names <= set(ENTRIES):
         raise ValueError(
             f"--replay {file} holds no inputs of attention: give query (B, H, T, K), key (B, G, S, K), value "
-            f"(B, G, S, V) and any of {', '.join(ENTRIES[3:])}"
+            f"(B, G, S, V) and any of {', '.join(ENTRIES[3:])}; or a call with a block_table (docs/serving.md)"
         )
     return saved
+
+
+def _gathered(saved: dict[str, Any], file: Path) -> dict[str, Any]:
+    try:
+        return gathered(saved)
+    except ValueError as error:
+        raise ValueError(f"--replay {file}: {error}") from None
 
 
 def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file holds
@@ -65,7 +79,10 @@ def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file hol
 
 
 def settings(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the axes of a captured call's workload. `is_causal` becomes mask=causal; a mask tensor becomes no axis."""
+    """Return the axes of a captured call's workload. `is_causal` becomes mask=causal; a mask tensor becomes no axis.
+
+    A paged call has the axes of its batch, too.
+    """
     query, value = saved["query"], saved["value"]
     axes: dict[str, Any] = dict(zip(("batch_size", "num_heads", "seq_len", "head_dim"), query.shape, strict=True))
     axes |= dict(zip(("num_kv_heads", "kv_len", "value_dim"), value.shape[1:], strict=True))
@@ -76,6 +93,7 @@ def settings(saved: dict[str, Any]) -> dict[str, Any]:
         "device": query.device.type,
         "direction": "inference" if saved.get("gradient") is None else "forward_backward",
         "mask": "causal" if saved.get("is_causal") else "none",
+        **saved.get("axes", {}),
     }
 
 
@@ -131,6 +149,8 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
         Exception: any exception of the function.
     """
     signature = getattr(implementation(spec).build, "signature", None)
+    if isinstance(signature, PageSignature):
+        raise ValueError("the function reads pages: give a capture with key_cache, value_cache and block_table")  # noqa: TRY004
     if not isinstance(signature, Signature):
         raise ValueError("--replay calls a function of query, key and value, and not a module")  # noqa: TRY004
     names, gradient = signature.names, saved.get("gradient")
@@ -160,6 +180,26 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
     return {name: each.detach().double().cpu() for name, each in answers.items()}
 
 
+def called_on_requests(spec: str, saved: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """Call the implementation `spec` on the batch of a captured paged call, as every check does.
+
+    A function that names a block table gets pools that the harness lays out; for any other one, the requests are
+    gathered. Return the output (1, H, T, V) by name, in float64 on the CPU, and what the call changed of its arguments.
+
+    Raises:
+        ValueError: the implementation cannot compute the batch, or returns no tensor.
+        Exception: any exception of the function.
+    """
+    made, workload = implementation(spec), Workload(**settings(saved))
+    if reason := reason_against(made, workload):
+        raise ValueError(reason)
+    inputs = Inputs(tensors={name: saved[name] for name in QKV}, weights=draw_weights(workload))
+    case = build(workload, made, inputs)
+    with case.grad_mode(), side_effects.watch_call(case.tensors, case.mask) as faults:
+        output = case.output()
+    return {"output": output.detach().double().cpu()}, faults.get(side_effects.INPUTS, "")
+
+
 def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
     """Compare the answers in `file`, which `answer` wrote, with `right`, and the inputs in `file` with `saved`.
 
@@ -169,13 +209,14 @@ def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
     try:
         written: Any = torch.load(file, weights_only=True)
         is_kept = all(torch.equal(saved[name], written["inputs"][name]) for name in QKV)
+        fault = str(written["fault"]) if is_kept else "the call changes its inputs"
         actual = {name: written["answers"][name].double() for name in right.expected}
     except Exception:  # noqa: BLE001 - foreign code writes anything
         raise ValueError("its process ended without answers") from None
     for name, expected in right.expected.items():
         if actual[name].shape != expected.shape:
             raise ValueError(f"the {name} has shape {tuple(actual[name].shape)}, not {tuple(expected.shape)}")
-    rule = RuleResult(rule="inputs kept", holds=is_kept, found="" if is_kept else "the call changes its inputs")
+    rule = RuleResult(rule="inputs kept", holds=not fault, found=fault)
     probe = ProbeResult(probe="captured", tensors=errors(actual, right))
     return Agreement(probes=(probe,), rules=(rule,))
 
@@ -183,7 +224,9 @@ def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
 def answer(spec: str, file: str, answers: str) -> None:
     """Call the function `spec` on the inputs in `file`; write its results, and the inputs afterwards, to `answers`."""
     saved = load(Path(file))
-    torch.save({"answers": called(spec, saved), "inputs": {name: saved[name].detach() for name in QKV}}, answers)
+    made, fault = called_on_requests(spec, saved) if "axes" in saved else (called(spec, saved), "")
+    kept = {name: saved[name].detach() for name in QKV}
+    torch.save({"answers": made, "fault": fault, "inputs": kept}, answers)
 
 
 if __name__ == "__main__":

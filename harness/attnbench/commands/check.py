@@ -67,7 +67,8 @@ def check(
         repro (DIR): Write a script into DIR/NAME that shows the first wrong tensor of each implementation with torch
             alone, to attach to a bug report.
         replay (FILE): Check functions on captured inputs with their strides. torch.save wrote the file: a dictionary of
-            query, key, value and, if the call had them, mask, scale, is_causal and gradient.
+            query, key, value and, if the call had them, mask, scale, is_causal and gradient; or a call on pages, with
+            the names of docs/serving.md, whose numbers the check lays out in pools of its own.
 
     Examples:
         attnbench check mine.py:attention
