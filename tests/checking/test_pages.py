@@ -3,9 +3,12 @@
 `attend` reads a cache as a person would write it, and each mistake changes one place of it.
 """
 
+import inspect
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,16 +16,20 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
+from attnbench.case import QKV, bind
 from attnbench.checking.agreement import check
 from attnbench.checking.page_mistakes import page_mistakes
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
+from attnbench.contract.pages import PageSignature, bytes_of, names_of
+from attnbench.plugins import PAGED
 from attnbench.storage.records import Agreement, CheckVerdict
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 from tests.checks import cell_of, checked, references
 
+ROOT = Path(__file__).parents[2]
 SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 MIXED = Workload(batch="2q9_q5kv40_q1kv48_q1kv33_q0", page_size=16, **SIZES)
 EIGHT_BITS = Workload(batch="q5kv40_2q1kv33", page_size=16, cache_dtype="float8_e4m3fn", dtype="bfloat16", **SIZES)
@@ -308,6 +315,41 @@ def test_what_a_function_of_pages_cannot_be_passed_is_said(axes: dict[str, objec
     reason = paged().unsupported(msgspec.structs.replace(MIXED, **axes))
     assert reason is not None
     assert words in reason
+
+
+def arguments(names: Iterable[str]) -> dict[str, object]:
+    """The arguments of a function with these parameters, on the 8-bit cache."""
+
+    def function(**given: object) -> dict[str, object]:
+        return given
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    function.__signature__ = inspect.Signature(parameters)
+    signature = PageSignature(function=function, spec="function", names=names_of(function))
+    inputs = references(EIGHT_BITS).by_probe["normal"].inputs.tensors
+    return function(**signature.arguments(*(inputs[name] for name in QKV), bind(EIGHT_BITS)))
+
+
+@pytest.mark.parametrize(("name", "alias"), [(name, alias) for name, known in PAGED.items() for alias in known])
+def test_a_function_gets_an_argument_by_each_of_its_names(name: str, alias: str) -> None:
+    usual = arguments(PAGED)
+    named = arguments([alias if each == name else each for each in PAGED])
+    assert {*usual} == {*PAGED}
+    assert {*named} == {*PAGED} - {name} | {alias}
+    for own, given in named.items():
+        expected = usual[name if own == alias else own]
+        if isinstance(given, Tensor):
+            assert given.dtype == expected.dtype
+            assert torch.equal(bytes_of(given).nan_to_num(), bytes_of(expected).nan_to_num())
+        else:
+            assert given == expected
+
+
+def test_the_document_lists_every_name_of_an_argument_and_no_other() -> None:
+    names = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").partition("## Names")[2]
+    left = [line.split("|")[1] for line in names.splitlines() if line.startswith("| `")]
+    listed = re.findall(r"`(\w+)`", "".join(left))
+    assert sorted(listed) == sorted(alias for aliases in PAGED.values() for alias in aliases)
 
 
 def test_a_signature_that_nobody_can_call_is_refused() -> None:
