@@ -127,6 +127,15 @@ def test_each_layout_of_the_inputs_is_judged(tmp_path: Path) -> None:
     assert [cell["status"] for cell in json.loads(found.stdout)["cells"]] == ["ok"] * 4
 
 
+def test_a_check_says_whose_keys_were_gathered_from_their_pages(tmp_path: Path) -> None:
+    few = [word for axis in ("batch=2q5kv32,q1kv16", "page_size=16", "num_heads=2") for word in ("--set", axis)]
+    found = command("check", "sdpa", "paged_gather", *few, cwd=tmp_path)
+    line = "sdpa: the keys were gathered before the call, outside of its time."
+    assert found.stdout.splitlines().count(line) == 1, found.stdout
+    quiet = command("check", "paged_gather", *few, cwd=tmp_path)
+    assert "gathered" not in quiet.stdout.replace("paged_gather", "")
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "says"), [("empty_rows", "sees no key"), ("hidden_nan", "NaN"), ("all", "NaN")])
 def test_what_is_only_noted_is_a_finding_where_that_is_asked(folder: Path, name: str, says: str) -> None:

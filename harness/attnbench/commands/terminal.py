@@ -97,6 +97,9 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     _print_not_tried(record for record in results.records if record.status is not Status.approximate)
     for line in summary.kept_memory(results):
         say(line)
+    compared = [record for record in results.records if record.agreement is not None]
+    if line := cells.gathered_line(str(each.arm) for each in compared if cells.is_gathered(results, each)):
+        say(f"\n{sanitize_line(line)}", "dim")
     say("")
     if number := results.num_left_out:
         why = results.reason or f"{number} more cell{'s' * (number > 1)} not checked after a wrong one"

@@ -315,10 +315,7 @@ def batch_line(results: Results) -> str:
         )
         parts.append(f"{cell.name} {show(cell.cache_rate, 'bytes/s')}{share}, {cell.token_rate:,.0f} tokens/s")
     text = f"Keys and values of {shape.workload.batch}: {'; '.join(parts)}."
-    dense = [cell.name for cell in shape.cells if cell.is_gathered]
-    if dense:
-        text += f" {', '.join(dense)}: the keys were gathered before the call, outside of its time."
-    return sanitize_line(text)
+    return sanitize_line(f"{text} {cells.gathered_line(cell.name for cell in shape.cells if cell.is_gathered)}")
 
 
 def first_calls_line(members: Sequence[Answer]) -> str:

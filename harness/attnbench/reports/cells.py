@@ -167,9 +167,20 @@ def all_cells(results: Results) -> dict[Key, Cell]:
             copy_rate=_copy_rate(results, record),
             warnings=(*cautions, *results.warnings.get(record.key, ())),
             break_even=break_evens(results).get(record.key),
-            is_gathered=bool(record.workload.page_size) and plugins.is_dense(results.plan.specs[record.arm]),
+            is_gathered=is_gathered(results, record),
         )
     return cells
+
+
+def is_gathered(results: Results, record: Record) -> bool:
+    """Return whether the harness gathers the keys of a cell from their pages before its call."""
+    return bool(record.workload.page_size) and plugins.is_dense(results.plan.specs[record.arm])
+
+
+def gathered_line(names: Iterable[str]) -> str:
+    """Say for which implementations the keys were gathered; "" if there are none."""
+    dense = ", ".join(dict.fromkeys(names))
+    return f"{dense}: the keys were gathered before the call, outside of its time." if dense else ""
 
 
 def _copy_rate(results: Results, record: Record) -> float | None:
