@@ -11,6 +11,7 @@ from attnbench.checking import agreement
 from attnbench.checking.reference import call_candidate, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.contract.functions import from_function
+from attnbench.contract.loading import named
 from attnbench.processes.worker.answers import PreparedWorkload
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import LAYOUTS, Workload
@@ -130,3 +131,11 @@ def test_a_convention_for_empty_rows_holds_while_code_is_timed():
     )
     bench.timed(arm, from_function(textbook, "a test"))
     assert bench.verify(arm) == ""
+
+
+def test_a_float8_cache_where_torch_has_none_is_refused_with_the_way_out(monkeypatch):
+    point = Workload(batch="2q1kv32", page_size=16, cache_dtype="float8_e5m2")
+    assert case.reason_against(named("paged_gather"), point) is None
+    monkeypatch.delattr(torch, "float8_e5m2")
+    reason = case.reason_against(named("paged_gather"), point)
+    assert reason == "this version of torch has no float8_e5m2: leave out cache_dtype"

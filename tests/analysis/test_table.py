@@ -9,6 +9,7 @@ import pytest
 
 from attnbench.analysis.table import CELL_COLUMNS, SAMPLE_COLUMNS, load, metric_columns, samples
 from attnbench.analysis.table import table as of_run
+from attnbench.reports.cells import all_cells
 from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import Measurement, Sample
 from attnbench.workloads.workload import Workload
@@ -94,3 +95,35 @@ def test_any_metric_has_a_column_with_its_unit(tmp_path: Path) -> None:
     assert [(each.name, each.unit, each.heading) for each in metric_columns(reported)] == [
         ("wait_j_per_s", "J/s", "wait")
     ]
+
+
+def test_rates_of_a_paged_batch_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    """A token has keys and values of 2 heads and 8 + 8 numbers: 128 bytes in float32, and 32 in 8 bits.
+
+    Copies reach 80 GB/s, but a third of it beyond 2**19 bytes.
+    """
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "page_size": 16}
+    mixed, many = Workload(batch="4q1kv64_q3kv16", **sizes), Workload(batch="128q1kv64", **sizes)
+    rates = {  # bytes of the cache, new tokens, bytes/s of a copy
+        mixed: ((4 * 64 + 16) * 128, 7, 80e9),
+        mixed.with_axes({"cache_dtype": "float8_e4m3fn"}): ((4 * 64 + 16) * 32, 7, 80e9),
+        many: (128 * 64 * 128, 128, 80e9 / 3),
+        many.with_axes({"shared_prefix": 32}): ((32 + 128 * 32) * 128, 128, 80e9 / 3),
+    }
+    results = journals.write(tmp_path, (*rates, Workload()), ("sdpa", "paged_gather"))
+    rows = of_run(results).set_index("workload")
+    for point, (num_bytes, num_tokens, copy) in rates.items():
+        found = rows.loc[point.id]
+        assert list(found["cache_bytes_per_s"] * found["latency_s"]) == pytest.approx([num_bytes] * 2)
+        assert list(found["tokens_per_s"] * found["latency_s"]) == pytest.approx([num_tokens] * 2)
+        assert list(found["copy_share"] * copy) == pytest.approx(list(found["cache_bytes_per_s"]))
+    assert rows.loc[Workload().id, ["cache_bytes_per_s", "copy_share", "tokens_per_s"]].isna().all(axis=None)
+    for cell in all_cells(results).values():
+        known = rates.get(cell.workload)
+        assert cell.is_gathered is (cell.name == "sdpa" and known is not None)
+        shown = (cell.cache_rate, cell.token_rate, cell.copy_rate)
+        if known is None:
+            assert shown == (None, None, None)
+        else:
+            time_s = cell.estimate.point
+            assert shown == pytest.approx((known[0] / time_s, known[1] / time_s, known[2]))
