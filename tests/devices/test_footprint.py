@@ -17,7 +17,7 @@ from attnbench.metrics.call import growth, measure_kept
 from attnbench.plugins import plugs
 from attnbench.processes.messages import Heartbeat, Target
 from attnbench.processes.worker.answers import Worker
-from attnbench.storage.records import Arm
+from attnbench.storage.records import FIRST_CALLS, Arm
 from attnbench.workloads.workload import Workload
 from tests.checks import bundled
 
@@ -82,7 +82,6 @@ def test_the_metrics_of_a_cell_share_one_pass():
     assert len(calls) == 2  # one to allocate what stays, one that is counted
 
 
-FIRST_CALLS = {"first_call", "first_call_cached", "first_call_new_length"}
 OFF_THE_HOST, OVER_RANKS = {"outside_memory", "energy"}, {"bytes_sent", "slowest_rank"}
 
 
@@ -98,7 +97,7 @@ OFF_THE_HOST, OVER_RANKS = {"outside_memory", "energy"}, {"bytes_sent", "slowest
 def test_ranks_of_another_device_have_no_latency_and_only_there_memory_is_outside(place, world_size, lacking):
     """The latency would include copies of inputs and output through the host's memory."""
     workload = Workload(device=place, world_size=world_size)
-    lacking = lacking | (FIRST_CALLS if world_size > 1 else set())
+    lacking = lacking | ({*FIRST_CALLS} if world_size > 1 else set())
     assert {name for name, metric in METRICS.items() if not metric.fits(workload)} == lacking
 
 

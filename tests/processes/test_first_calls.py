@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from attnbench.analysis.first_calls import break_evens
@@ -17,14 +21,16 @@ from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import table
 from attnbench.api import read_first_calls
 from attnbench.cli import app
+from attnbench.contract.loading import from_value
 from attnbench.processes import execution, first_calls
 from attnbench.processes.messages import Failed, FirstCalls
 from attnbench.processes.planning import build_plan, plan_to_choose
-from attnbench.processes.worker.first_calls import at_other_length
+from attnbench.processes.worker import first_calls as worker_first_calls
+from attnbench.processes.worker.first_calls import elsewhere
 from attnbench.reports import cells, verdict
 from attnbench.reports.answers import first_calls_line, shapes
 from attnbench.statistics.break_even import Payoff
-from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_CALLS, FIRST_LONGER, Status
+from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_CALLS, FIRST_OTHERS, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -60,7 +66,7 @@ class Client(virtual.SimulatedClient):
         self.num_starts += 1
         return super().start(layout)
 
-    def first_calls(self, cell, settings) -> FirstCalls | Failed:
+    def first_calls(self, cell, settings, *, has_others) -> FirstCalls | Failed:
         name, cache = cell.arm.implementation, Path(settings["TORCHINDUCTOR_CACHE_DIR"])
         self.first.append((name, self.num_starts))
         is_cached = cache.exists()
@@ -68,7 +74,8 @@ class Client(virtual.SimulatedClient):
             cache.mkdir(exist_ok=True)
         if name == "bmm":
             return Failed(status=Status.timeout, message="it hangs")
-        return FirstCalls(first_s=FIRST_S[name] / (1 + is_cached), longer_s=None if name == "einsum" else 0.25)
+        others_s = dict.fromkeys(FIRST_OTHERS, 0.25) if has_others and name != "einsum" else {}
+        return FirstCalls(first_s=FIRST_S[name] / (1 + is_cached), others_s=others_s)
 
 
 def simulated(folder: Path, *metrics: str) -> tuple[Results, Client]:
@@ -86,9 +93,9 @@ def test_every_reading_has_a_fresh_process_and_the_baseline_is_first(tmp_path):
     assert names == ["sdpa"] * 3 + ["fused"] * 6 + ["bmm"] + ["einsum"] * 3
     by_name = {cell.name: cell for cell in cells.all_cells(results).values()}
     fused = {name: by_name["fused"].metrics[name] for name in FIRST_CALLS}
-    assert fused == pytest.approx({FIRST_CALL: 3.002, FIRST_CACHED: 1.501, FIRST_LONGER: 0.25})
+    assert fused == pytest.approx({FIRST_CALL: 3.002, FIRST_CACHED: 1.501, **dict.fromkeys(FIRST_OTHERS, 0.25)})
     assert FIRST_CACHED not in by_name["sdpa"].metrics
-    assert FIRST_LONGER not in by_name["einsum"].metrics
+    assert not {*FIRST_OTHERS} & {*by_name["einsum"].metrics}
     assert FIRST_CALL not in by_name["bmm"].metrics
     assert by_name["bmm"].seconds is not None  # a first call that failed does not take its time away
 
@@ -102,7 +109,8 @@ def test_the_break_even_is_in_every_report(tmp_path):
     assert seen["fused"].calls == pytest.approx(3.0 / 0.5e-3, rel=0.05)
     assert seen["fused"].low <= seen["fused"].calls <= seen["fused"].high
     line = first_calls_line(shapes(results))
-    assert f"fused 3.0 s (cached 1.5 s, new length 250 ms, paid after: {seen['fused'].words})" in line
+    others = "new length 250 ms, new batch 250 ms, new dtype 250 ms"
+    assert f"fused 3.0 s (cached 1.5 s, {others}, paid after: {seen['fused'].words})" in line
     assert "has paid after" in [column.heading for column in cells.columns(results)]
     rows = table(results).set_index("implementation")
     assert rows.loc["fused", "paid_after_calls"] == seen["fused"].calls
@@ -110,6 +118,23 @@ def test_the_break_even_is_in_every_report(tmp_path):
     found = {each.implementation: each for each in verdict._cells(results)}
     assert found["fused"].break_even == seen["fused"]
     assert found["sdpa"].break_even is None
+
+
+def test_a_time_that_leaves_out_the_gathering_of_keys_has_paid_for_nothing(tmp_path, monkeypatch):
+    results, _ = simulated(tmp_path, FIRST_CALL)
+    monkeypatch.setattr(Results, "is_gathered", lambda _, record: record.implementation == "fused")
+    break_evens.cache_clear()
+    assert {arm.implementation for _, arm in break_evens(results)} == {"einsum"}
+
+
+def test_a_dtype_that_it_cannot_take_is_left_out():
+    def narrow(query, key, value):
+        if query.dtype is not torch.float32:
+            raise TypeError("float32 alone")
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    seen = worker_first_calls.measure(Workload(seq_len=16), lambda: from_value(narrow, "narrow"), {})
+    assert {*seen.others_s} == {"first_call_new_length", "first_call_new_batch"}
 
 
 def test_the_choice_and_pytorch_s_own_alone_are_read_for_a_recommendation(tmp_path):
@@ -136,23 +161,46 @@ def test_a_run_without_the_metric_reads_no_first_call(tmp_path):
 
 
 def test_a_slow_first_call_is_read_once_and_its_caches_are_removed():
-    folders = []
+    folders, asked = [], []
 
-    def read(settings):
+    def read(settings, *, has_others):
         folders.append(Path(settings["TRITON_CACHE_DIR"]).parent)
         (folders[-1] / "kernel").touch()
-        return FirstCalls(first_s=2 * first_calls.SLOW_S, longer_s=None)
+        asked.append(has_others)
+        return FirstCalls(first_s=2 * first_calls.SLOW_S)
 
     seen = {each.metric: len(each.samples) for each in first_calls.measurements(read)}
     assert seen == {FIRST_CACHED: 1, FIRST_CALL: 1}
     assert folders[0] == folders[1]
+    assert asked == [True, False]  # with empty caches alone
     assert not folders[0].exists()
 
 
-def test_another_length_keeps_a_single_query_and_is_none_where_the_mask_forbids_it():
-    usual, decoding = Workload(seq_len=32), Workload(seq_len=1, kv_len=64)
-    assert at_other_length(usual).seq_len == at_other_length(usual).kv_len > 32
-    assert (at_other_length(decoding).seq_len, at_other_length(decoding).kv_len > 64) == (1, True)
+def test_another_length_keeps_a_single_query_and_another_batch_has_one_more():
+    usual, decoding = dict(elsewhere(Workload(seq_len=32))), dict(elsewhere(Workload(seq_len=1, kv_len=64)))
+    longer, batch, dtype = usual.values()
+    assert longer.seq_len == longer.kv_len > 32
+    assert (batch.batch_size, batch.seq_len, dtype.dtype) == (2, 32, "bfloat16")
+    assert [(each.seq_len, each.kv_len) for each in decoding.values()] == [(1, 80), (1, 64), (1, 64)]
+
+
+def test_each_request_of_another_length_has_more_keys():
+    workload = Workload(batch="q5_16q1kv1k", page_size=16, dtype="bfloat16", direction="inference")
+    longer, batch, dtype = dict(elsewhere(workload)).values()
+    assert (longer.batch, batch.batch, dtype.dtype) == ("q21_16q1kv1040", "q5_17q1kv1k", "float32")
+    assert len({each.id for each in (workload, longer, batch, dtype)}) == 4
+
+
+def test_the_preparation_of_arguments_is_not_part_of_a_first_call():
+    class Prepared:
+        device = SimpleNamespace(synchronize=lambda: None)
+        grad_mode = staticmethod(nullcontext)
+
+        def call(self):
+            time.sleep(0.05)
+            return lambda: time.sleep(0.02)
+
+    assert worker_first_calls._called(Prepared(), time.perf_counter()) < 0.05
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -165,7 +213,7 @@ def test_import_and_first_calls_are_in_the_time_of_a_real_process(tmp_path, monk
     )
     found = {each["implementation"]: each for each in json.loads(done.stdout)["cells"]}
     assert found["attention"]["metrics"][FIRST_CALL] >= 0.1  # import and call
-    assert found["attention"]["metrics"][FIRST_LONGER] >= 0.05
+    assert found["attention"]["metrics"]["first_call_new_length"] >= 0.05
     assert found["sdpa"]["metrics"][FIRST_CALL] > 0
     assert FIRST_CACHED not in found["attention"]["metrics"]
     assert found["attention"]["break_even"]["payoff"] in {"never", "unknown"}
@@ -184,7 +232,7 @@ from attnbench.workloads.workload import Workload
 load, settings = partial(implementation, "fused+compile"), {"TORCHINDUCTOR_CACHE_DIR": sys.argv[1]}
 seen = measure(Workload(seq_len=16, num_heads=2, head_dim=8), load, settings)
 found = counters["inductor"]
-print(found["fxgraph_cache_miss"], found["fxgraph_cache_hit"], seen.first_s > 0, seen.longer_s > 0)
+print(found["fxgraph_cache_miss"], found["fxgraph_cache_hit"], seen.first_s > 0, len(seen.others_s))
 """
 
 
@@ -192,7 +240,7 @@ print(found["fxgraph_cache_miss"], found["fxgraph_cache_hit"], seen.first_s > 0,
 def test_a_second_process_compiles_from_the_caches_of_the_first(tmp_path):
     words = [sys.executable, "-c", COMPILED, str(tmp_path / "cache")]
     seen = [subprocess.run(words, capture_output=True, text=True, check=True).stdout.split() for _ in range(2)]
-    assert seen == [["2", "0", "True", "True"], ["0", "2", "True", "True"]]  # two lengths
+    assert seen == [["4", "0", "True", "3"], ["0", "4", "True", "3"]]  # two lengths, another batch and dtype
 
 
 @pytest.mark.long
@@ -204,4 +252,4 @@ def test_a_compiled_form_is_read_with_empty_and_with_filled_caches(tmp_path):
     assert dict(os.environ) == before
     seen = {cell.name: set(cell.metrics) for cell in cells.all_cells(read(tmp_path / "run")).values()}
     assert seen["fused+compile"] == {*FIRST_CALLS}
-    assert seen["fused"] == {FIRST_CALL, FIRST_LONGER}
+    assert seen["fused"] == {FIRST_CALL, *FIRST_OTHERS}

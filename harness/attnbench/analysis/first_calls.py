@@ -20,9 +20,11 @@ def first_s(record: Record) -> float | None:
 def break_evens(results: Results) -> dict[Key, BreakEven]:
     """Compute, by key, after how many calls each compared cell has made up for a longer first call.
 
-    Only cells are included whose first call and whose reference's first call were both measured.
+    Only cells are included whose first call and whose reference's first call were both measured, and none whose keys
+    are gathered before its call, outside of its time.
     """
-    firsts = {record.key: seconds for record in results.records if (seconds := first_s(record)) is not None}
+    own = [record for record in results.records if not results.is_gathered(record)]
+    firsts = {record.key: seconds for record in own if (seconds := first_s(record)) is not None}
     times_s, found = paired_times(results), dict[Key, BreakEven]()
     for each in comparisons(results):
         base = each.key[0], reference(results, each.key)

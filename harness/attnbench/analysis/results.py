@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attnbench.analysis.sanity import SystemLoad, flag_impossible_times, slowdown_warnings, system_load, throttled_by
 from attnbench.analysis.warned import Warned
+from attnbench.plugins import is_dense
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.storage import events
@@ -53,6 +54,10 @@ class Results:
     accepted: tuple[events.BaselineAccepted, ...] = ()  # in a stored baseline: its acceptance and earlier ones
     num_restored: int = 0  # times that another process changed the journal while the run was active
     num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
+
+    def is_gathered(self, record: Record) -> bool:
+        """Return whether the harness gathers the keys of a cell from their pages before its call."""
+        return bool(record.workload.page_size) and is_dense(self.plan.specs[record.arm])
 
     @property
     def run(self) -> str:

@@ -98,7 +98,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     for line in summary.kept_memory(results):
         say(line)
     compared = [record for record in results.records if record.agreement is not None]
-    if line := cells.gathered_line(str(each.arm) for each in compared if cells.is_gathered(results, each)):
+    if line := cells.gathered_line(str(each.arm) for each in compared if results.is_gathered(each)):
         say(f"\n{sanitize_line(line)}", "dim")
     say("")
     if number := results.num_left_out:

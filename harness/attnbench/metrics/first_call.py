@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnbench.metrics import Metric
-from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER
+from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_OTHERS
 from attnbench.workloads.workload import Workload
 
 
@@ -25,10 +25,13 @@ METRIC = {
         measure=None,
         fits=is_one_process,
     ),
-    FIRST_LONGER: Metric(
+}
+METRIC |= {
+    metric: Metric(
         unit="s",
-        summary="time of the first call at another length, in the process of the first call",
+        summary=f"time of the first call at a {words}, in the process of the first call",
         measure=None,
         fits=is_one_process,
-    ),
+    )
+    for metric, words in FIRST_OTHERS.items()
 }

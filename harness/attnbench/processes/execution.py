@@ -539,9 +539,9 @@ def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) ->
         cell = session.cell(*place)
         session.show_progress("observe", f"first calls of {cell.arm} on {cell.workload.id}", number, len(due))
 
-        def read(settings: dict[str, str], cell: Target = cell) -> FirstCalls | Failed:
+        def read(settings: dict[str, str], cell: Target = cell, *, has_others: bool) -> FirstCalls | Failed:
             session.start_worker()
-            return session.ask("first_calls", FirstCalls, cell=cell, settings=settings)
+            return session.ask("first_calls", FirstCalls, cell=cell, settings=settings, has_others=has_others)
 
         for measurement in first_calls.measurements(read):
             event = events.CellMeasured(**cell.names, measurement=measurement)

@@ -93,10 +93,10 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of the first call in a process, and of the first call at another length (None: unsupported)."""
+    """Seconds of the first call in a process, and of the first calls that FIRST_OTHERS names, where supported."""
 
     first_s: Annotated[float, Meta(ge=0)]
-    longer_s: Annotated[float, Meta(ge=0)] | None
+    others_s: dict[str, Annotated[float, Meta(ge=0)]] = {}
 
 
 class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
-from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Status
+from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_OTHERS, Status
 from attnbench.units import MISSING, factors, grouped, percent, sanitize_line, show
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -328,8 +328,9 @@ def first_calls_line(members: Sequence[Answer]) -> str:
         return ""
     parts = []
     for cell in sorted(timed[shape], key=lambda cell: cell.metrics[FIRST_CALL]):
-        more = {"cached": cell.metrics.get(FIRST_CACHED), "new length": cell.metrics.get(FIRST_LONGER)}
-        words = [f"{name} {show(seconds, 's', digits=2)}" for name, seconds in more.items() if seconds is not None]
+        more = {FIRST_CACHED: "cached", **FIRST_OTHERS}
+        read = [(name, cell.metrics[metric]) for metric, name in more.items() if metric in cell.metrics]
+        words = [f"{name} {show(seconds, 's', digits=2)}" for name, seconds in read]
         words += [f"paid after: {cell.break_even.words}"] if cell.break_even is not None else []
         parts.append(f"{cell.name} {show(cell.metrics[FIRST_CALL], 's', digits=2)} ({', '.join(words)})")
     return sanitize_line(f"First calls at {shape.name}: {'; '.join(parts)}.")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench import plugins
 from attnbench.analysis.breakdown import backend_used
 from attnbench.analysis.comparisons import LARGEST_DETECTABLE, Comparison, comparisons, paired_times, reference
 from attnbench.analysis.conclusion import Mark, factor, mark_of
@@ -167,14 +166,9 @@ def all_cells(results: Results) -> dict[Key, Cell]:
             copy_rate=_copy_rate(results, record),
             warnings=(*cautions, *results.warnings.get(record.key, ())),
             break_even=break_evens(results).get(record.key),
-            is_gathered=is_gathered(results, record),
+            is_gathered=results.is_gathered(record),
         )
     return cells
-
-
-def is_gathered(results: Results, record: Record) -> bool:
-    """Return whether the harness gathers the keys of a cell from their pages before its call."""
-    return bool(record.workload.page_size) and plugins.is_dense(results.plan.specs[record.arm])
 
 
 def gathered_line(names: Iterable[str]) -> str:

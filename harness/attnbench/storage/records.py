@@ -339,8 +339,11 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 LATENCY = "latency"  # the time of a call, the only metric whose samples are taken in blocks
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
 """Metrics of memory that stays allocated after results are gone: by each call, and once by the first calls."""
-FIRST_CALL, FIRST_CACHED, FIRST_LONGER = FIRST_CALLS = "first_call", "first_call_cached", "first_call_new_length"
-"""Metrics of first calls: in a fresh process, in a second one with filled compile caches, and at another length."""
+FIRST_CALL, FIRST_CACHED = "first_call", "first_call_cached"
+FIRST_OTHERS = {f"first_call_new_{what}": f"new {what}" for what in ("length", "batch", "dtype")}
+FIRST_CALLS = (FIRST_CALL, FIRST_CACHED, *FIRST_OTHERS)
+"""Metrics of first calls: in a fresh process, in a second one with filled compile caches, and later in the first
+process at another length, batch and dtype (FIRST_OTHERS, with the words for them)."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

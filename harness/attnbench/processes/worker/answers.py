@@ -583,11 +583,11 @@ class Worker:
         measurement = Measurement(metric=metric, unit=reader.unit, samples=samples, warnings=warnings)
         return CellMeasured(**cell.names, measurement=measurement)
 
-    def first_calls(self, cell: Target, settings: dict[str, str]) -> messages.FirstCalls:
+    def first_calls(self, cell: Target, settings: dict[str, str], *, has_others: bool) -> messages.FirstCalls:
         """Time the first calls in this process, which must be fresh (processes/worker/first_calls.py)."""
         self.turn = cell.arm
-        self.heartbeat.beat()
-        return first_calls.measure(cell.workload, partial(self.implementation, cell.spec), settings)
+        load = partial(self.implementation, cell.spec)
+        return first_calls.measure(cell.workload, load, settings, self.heartbeat.beat, has_others=has_others)
 
     def case(self, cell: Target) -> Case:
         """Return the cell's case (module, inputs, mask) for readings, not for timing; only the latest is cached."""
