@@ -170,3 +170,31 @@ def test_there_are_the_presets_of_26_families_and_all_have_text_in_the_list():
     assert len(EVERY) == 29
     assert {"llama-3.1-8b", "gpt-oss-120b", "deepseek-v3", "sam-h", "sd-1.5", "whisper-large", "t5-small"} <= set(EVERY)
     assert models.summarised(models.preset("gemma-3-27b")) == "62 x 32/16/128"
+
+
+REFUSED = {"gemma-2-9b": "softcap", "gemma-2-27b": "softcap", "llama-4-scout": "chunks"}
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("batch", [{"batch": ["2q6_3q1kv9k"]}, {}])
+def test_a_phase_of_a_decoder_may_have_pages_and_what_is_no_batch_is_refused(name, phase, batch):
+    model = models.preset(name)
+    settings = {**batch, "page_size": ["16"]}
+    if phase not in model.phases:
+        return
+    reason = "encoder" if model.kind == "encoder" else REFUSED.get(name)
+    if reason:
+        with pytest.raises(ValueError, match=rf"^{name} cannot have a batch of requests: .*{reason}.*another model"):
+            models.workloads(model, phase, settings)
+        return
+    made = models.workloads(model, phase, settings)
+    windows = {layer.window for layer in model.layers if phase in layer.phases} - {0}
+    assert all(each.requests and each.page_size == 16 for each in made)
+    found = {each.window for each in made} - {0}
+    assert found == windows if batch else found <= windows  # usual lengths may be shorter than a window
+
+
+def test_a_window_as_long_as_every_request_is_left_out():
+    made = models.workloads(models.preset("mistral-7b"), "decode", {"batch": ["16q1kv1k"]})
+    assert [each.window for each in made] == [0]

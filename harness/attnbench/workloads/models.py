@@ -127,10 +127,32 @@ def _workload(model: Model, layer: Layer, phase: str, point: Mapping[str, Any], 
     if phase == "decode":
         axes |= layer.decode
     axes |= setting
+    if {"batch", "page_size"} & setting.keys():
+        return _of_requests(model, layer, axes)
     lengths = make({axis: axes[axis] for axis in ("seq_len", "kv_len") if axis in axes})
     if "mask" not in axes and model.kind == "decoder":
         axes["mask"] = _mask(layer, lengths.seq_len, lengths.kv_len)
     return make(axes)
+
+
+def _of_requests(model: Model, layer: Layer, axes: Mapping[str, Any]) -> Workload:
+    """Return the workload of a layer over a batch of requests, which is causal by itself.
+
+    Raises:
+        ValueError: the layer's attention is not that of a batch of requests; the message says why.
+    """
+    rules = {"is an encoder": model.kind == "encoder", "has a softcap": layer.softcap, "has chunks": layer.chunk}
+    rules["has a mask of its own"] = "mask" in layer.axes
+    refused = [words for words, is_there in rules.items() if is_there]
+    try:
+        if refused:
+            raise ValueError(f"a batch is causal, with a window at most, and this model {refused[0]}")
+        plain = make({"mask": "none", **axes})
+        window = f"sliding_window({layer.window})" if 0 < layer.window < plain.longest else "none"
+        return make({"mask": window, **axes})
+    except ValueError as error:
+        way_out = "leave out batch and page_size, or choose another model (attnbench list models)"
+        raise ValueError(f"{model.name} cannot have a batch of requests: {error}; {way_out}") from None
 
 
 def _mask(layer: Layer, query_len: int, key_len: int) -> str:
