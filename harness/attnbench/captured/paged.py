@@ -44,158 +44,133 @@ def gathered(saved: dict[str, Any]) -> dict[str, Any]:
     """
     names = _names(saved)
     given = {known: saved[name] for known, name in names.items()}
-    _require_forms(given, names)
-    _require_sizes(given, names)
+    _require_sizes(given, names, found=_require_forms(given, names))
     requests = _requests(given, names)
-    page_size = given["key_cache"].shape[1]
-    scale, window = _scale(given, names), _window(given, names, requests)
-    axes: dict[str, Any] = {"batch": written(requests), "page_size": page_size, "scale": scale or 0.0}
+    scale, mask = _scale(given, names), _mask(given, names, requests)
+    axes = {"batch": written(requests), "page_size": given["key_cache"].shape[1], "scale": scale or 0.0, "mask": mask}
     rows = _rows(given, names, requests)
+    pools = {"key": given["key_cache"], "value": given["value_cache"]}
     return {
         "query": given["query"].transpose(0, 1)[None].contiguous(),  # (T,H,K) -> (1,H,T,K)
-        "key": _keys(given["key_cache"], rows, requests),
-        "value": _keys(given["value_cache"], rows, requests),
+        **{name: _keys(pool, rows, requests) for name, pool in pools.items()},
         "scale": scale,
-        "axes": axes | {"mask": "none" if window is None else f"sliding_window({window})"},
+        "axes": axes,
     }
+
+
+def _require(holds: object, said: str, way_out: str) -> None:
+    """Raise ValueError with a line of what was found and of the way out, unless `holds` is true."""
+    if not holds:
+        raise ValueError(f"{' '.join(said.split())}: {way_out}")
 
 
 def _names(saved: dict[str, Any]) -> dict[str, str]:
     """Map members of PAGED to the names in the file; an entry of None counts as missing."""
     names = dict[str, str]()
     known = {alias: name for name, aliases in PAGED.items() for alias in aliases}
+    every = ", ".join("/".join(aliases) for aliases in PAGED.values())
     for alias in (each for each, value in saved.items() if value is not None):
-        if alias not in known:
-            every = ", ".join("/".join(aliases) for aliases in PAGED.values())
-            raise ValueError(f"{alias} is no entry of a paged call: leave it out, or give it as one of {every}")
-        if (other := names.setdefault(known[alias], alias)) != alias:
-            raise ValueError(f"{alias} and {other} are two names of one entry: leave one out")
+        _require(alias in known, f"{alias} is no entry of a paged call", f"leave it out, or give it as one of {every}")
+        other = names.setdefault(known[alias], alias)
+        _require(other == alias, f"{alias} and {other} are two names of one entry", "leave one out")
     return names
 
 
-def _require_forms(given: dict[str, Any], names: dict[str, str]) -> None:
-    """Require that each tensor is there, and has its number of axes and kind of numbers."""
+def _require_forms(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
+    """Require that each tensor is there, with its number of axes and kind of numbers; return what each is, in words."""
+    found = dict[str, str]()
     for name, axes in FORMS.items():
-        numbers = "whole" if name in WHOLE else "floating-point"
-        way_out = f"give ({axes}), {numbers} numbers"
-        if name not in given:
-            if name != "cu_seqlens_q":
-                raise ValueError(f"{'/'.join(PAGED[name])} is missing next to {names[TABLE]}: {way_out}")
+        way_out = f"give ({axes}), {'whole' if name in WHOLE else 'floating-point'} numbers"
+        if name not in given and name == "cu_seqlens_q":
             continue
+        _require(name in given, f"{'/'.join(PAGED[name])} is missing next to {names[TABLE]}", way_out)
         tensor = given[name]
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{names[name]} is {kind(tensor)}: {way_out}")  # noqa: TRY004 - bad input
+        _require(isinstance(tensor, Tensor), f"{names[name]} is {kind(tensor)}", way_out)
+        found[name] = f"{names[name]} is {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
         is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-        if tensor.dim() != axes.count(",") + 1 or is_whole != (name in WHOLE):
-            raise ValueError(f"{names[name]} is {tuple(tensor.shape)} of {tensor.dtype}: {way_out}")
+        _require(tensor.dim() == axes.count(",") + 1 and is_whole == (name in WHOLE), found[name], way_out)
+    return found
 
 
-def _require_sizes(given: dict[str, Any], names: dict[str, str]) -> None:
-    """Require that the query, the two pools and the block table fit together, and that no pool has scales."""
-    query, key, value = (given[name] for name in ("query", "key_cache", "value_cache"))
-    keys, values = names["key_cache"], names["value_cache"]
-    for axis, words in enumerate(("page", "token in a page", "head")):
-        if key.shape[axis] != value.shape[axis]:
-            sizes = f"{values} has {_count(value.shape[axis], words)}, and {keys} has {key.shape[axis]}"
-            raise ValueError(f"{sizes}: give two pools with the same pages, page_size and heads")
-    if not is_power_of_2(key.shape[1]):
-        raise ValueError(f"{keys} has {_count(key.shape[1], 'token in a page')}: give a page_size of a power of 2")
-    (_, heads, width), groups = query.shape, key.shape[2]
-    if width != key.shape[3] or not groups or heads % groups:
-        sizes = f"{names['query']} has {_count(heads, 'head')} of {width}, and {keys} has {groups} of {key.shape[3]}"
-        raise ValueError(f"{sizes}: give one width K, and a number of query heads H that is a multiple of G")
+def _require_sizes(given: dict[str, Any], names: dict[str, str], found: dict[str, str]) -> None:
+    """Require that the tensors fit together, and that no scales belong to the pools; `found` describes each tensor."""
+    query, key, value, table, lengths = (given[name] for name in (*FORMS,)[:5])
+    num_bounds = len(given["cu_seqlens_q"]) if "cu_seqlens_q" in given else len(query) + 1
+    is_grouped = key.shape[2] and query.shape[1] % key.shape[2] == 0
     way_out = "multiply 8-bit keys and values by their scales, convert them to the query's dtype, and leave out scales"
-    for name in ("key_cache", "value_cache"):
-        if given[name].dtype != query.dtype:
-            raise ValueError(f"{names[name]} is {given[name].dtype}, and the query is {query.dtype}: {way_out}")
+    for holds, about, rule in (
+        (key.shape[:3] == value.shape[:3], ("value_cache", "key_cache"), "give the same pages, page_size and heads"),
+        (is_power_of_2(key.shape[1]), ("key_cache",), "give a page_size of a power of 2"),
+        (is_grouped and query.shape[2] == key.shape[3], ("query", "key_cache"), "give one K, and an H that G divides"),
+        (key.dtype == query.dtype, ("key_cache", "query"), way_out),
+        (value.dtype == query.dtype, ("value_cache", "query"), way_out),
+        (len(query), ("query",), "give at least one token"),
+        (len(table) == len(lengths), (TABLE, "seqused_k"), "give a row and a length for each request"),
+        (num_bounds == len(lengths) + 1, ("cu_seqlens_q", "query", "seqused_k"), "give cu_seqlens_q (N + 1)"),
+    ):
+        _require(holds, ", and ".join(found[name] for name in about if name in found), rule)
     for name in ("k_scale", "v_scale"):
         scale = given.get(name, 1.0)
-        if not isinstance(scale, Tensor | float | int) or (torch.as_tensor(scale) != 1).any():
-            raise ValueError(f"{names[name]} is not 1: {way_out}")
-    if len(given[TABLE]) != len(given["seqused_k"]):
-        counts = f"{names[TABLE]} has {_count(len(given[TABLE]), 'row')}, and {names['seqused_k']} has"
-        raise ValueError(f"{counts} {_count(len(given['seqused_k']), 'number')}: give one of each for a request")
-
-
-def _count(number: int, words: str) -> str:
-    """Return a number with its noun, as in "3 tokens in a page"."""
-    noun, *rest = words.split(" ", 1)
-    return " ".join([f"{number} {noun}{'s' * (number != 1)}", *rest])
+        is_one = isinstance(scale, Tensor | float | int) and bool((torch.as_tensor(scale) == 1).all())
+        _require(is_one, f"{names.get(name)} is not 1", way_out)
 
 
 def _requests(given: dict[str, Any], names: dict[str, str]) -> tuple[Request, ...]:
-    """Return the requests, from the bounds of their queries and their lengths."""
+    """Return the requests, from the bounds of their queries (by default, one query each) and their lengths."""
     num_tokens, lengths, own = len(given["query"]), given["seqused_k"].tolist(), names["seqused_k"]
-    if not num_tokens:
-        raise ValueError(f"{names['query']} has no tokens: give at least one")
-    if "cu_seqlens_q" not in given and num_tokens != len(lengths):
-        counts = f"{names['query']} has {_count(num_tokens, 'token')}, and {own} {_count(len(lengths), 'request')}"
-        raise ValueError(f"cu_seqlens_q is missing, but {counts}: give the bounds of the queries, (N + 1,)")
-    bounds = given["cu_seqlens_q"].tolist() if "cu_seqlens_q" in given else list(range(num_tokens + 1))
-    starts = names.get("cu_seqlens_q", "cu_seqlens_q")
-    if len(bounds) != len(lengths) + 1:
-        counts = f"{starts} has {_count(len(bounds), 'number')}, and {own} has {len(lengths)}"
-        raise ValueError(f"{counts}: give N + 1 bounds for N requests")
-    news = [end - start for start, end in itertools.pairwise(bounds)]
-    if bounds[0] or any(new < 0 for new in news):
-        place = 0 if bounds[0] else next(row + 1 for row, new in enumerate(news) if new < 0)
-        raise ValueError(f"{starts}[{place}] is {bounds[place]}: give bounds that begin with 0 and never fall")
-    if bounds[-1] != num_tokens:
-        tokens = f"{names['query']} has {_count(num_tokens, 'token')}"
-        raise ValueError(f"{starts} ends at {bounds[-1]}, and {tokens}: give bounds to {num_tokens}, or cut the query")
-    page_size, num_pages = given["key_cache"].shape[1], given[TABLE].shape[1]
-    for row, (new, length) in enumerate(zip(news, lengths, strict=True)):
-        if length > num_pages * page_size:
-            room = f"{names[TABLE]} has {_count(num_pages, 'page')} of {page_size} tokens for a request"
-            raise ValueError(
-                f"{own}[{row}] is {length}, and {room}: give at most {num_pages * page_size}, or a wider table"
-            )
-        if length < new:
-            why = f"request {row} has {_count(new, 'query token')}, whose keys count, too"
-            raise ValueError(f"{own}[{row}] is {length}, and {why}: give {new} or more")
-    return tuple(map(Request, news, lengths))
+    bounds = given.get("cu_seqlens_q", torch.arange(num_tokens + 1)).tolist()
+    starts, (page_size, num_pages) = names.get("cu_seqlens_q"), (given["key_cache"].shape[1], given[TABLE].shape[1])
+    for place, (before, bound) in enumerate(itertools.pairwise([0, *bounds])):
+        is_fine = bound >= before if place else bound == 0
+        _require(is_fine, f"{starts}[{place}] is {bound}", "give bounds that begin with 0 and never fall")
+    said = f"{starts} ends at {bounds[-1]}, and {names['query']} has {num_tokens} tokens"
+    _require(bounds[-1] == num_tokens, said, f"give bounds up to {num_tokens}, or cut the query")
+    requests = tuple(
+        Request(end - start, total) for (start, end), total in zip(itertools.pairwise(bounds), lengths, strict=True)
+    )
+    most = num_pages * page_size
+    for row, (new, length) in enumerate(requests):
+        room = f"{names[TABLE]} has {num_pages} pages of {page_size} tokens for a request"
+        _require(length <= most, f"{own}[{row}] is {length}, and {room}", f"give at most {most}, or a wider table")
+        why = f"request {row} has {new} query tokens, whose keys count, too"
+        _require(length >= new, f"{own}[{row}] is {length}, and {why}", f"give {new} or more")
+    return requests
 
 
 def _rows(given: dict[str, Any], names: dict[str, str], requests: tuple[Request, ...]) -> list[Tensor]:
     """Return for each request the pages that its keys occupy, in order; each must be one of the pool."""
-    num_pages, page_size, rows = len(given["key_cache"]), given["key_cache"].shape[1], list[Tensor]()
-    for row, request in enumerate(requests):
-        pages = given[TABLE][row, : -(-request.total // page_size)].long()
-        outside = ((pages < 0) | (pages >= num_pages)).nonzero().flatten().tolist()
-        if outside:
-            entry = f"{names[TABLE]}[{row}, {outside[0]}] is {int(pages[outside[0]])}"
-            pool = f"{names['key_cache']} has {_count(num_pages, 'page')}"
-            raise ValueError(f"{entry}, and {pool}: give pages from 0 to {num_pages - 1}, or the whole pool")
-        rows.append(pages)
+    num_pages, page_size, *_ = given["key_cache"].shape
+    rows = [pages[: -(-each.total // page_size)].long() for pages, each in zip(given[TABLE], requests, strict=True)]
+    pool, way_out = f"{names['key_cache']} has {num_pages} pages", f"give pages from 0 to {num_pages - 1}"
+    for row, pages in enumerate(rows):
+        for place, page in enumerate(pages.tolist()):
+            _require(0 <= page < num_pages, f"{names[TABLE]}[{row}, {place}] is {page}, and {pool}", way_out)
     return rows
 
 
 def _keys(pool: Tensor, rows: list[Tensor], requests: tuple[Request, ...]) -> Tensor:
     """Gather the keys or values of all requests: pool (pages, page_size, G, K) -> (1, G, S, K)."""
-    parts = [
-        pool[pages.to(pool.device)].flatten(0, 1)[: each.total] for pages, each in zip(rows, requests, strict=True)
-    ]
-    return torch.cat(parts).transpose(0, 1)[None].contiguous()  # (S,G,K) -> (1,G,S,K)
+    slots = (pool[pages.to(pool.device)].flatten(0, 1) for pages in rows)
+    keys = torch.cat([own[: each.total] for own, each in zip(slots, requests, strict=True)])  # (S,G,K)
+    return keys.transpose(0, 1)[None].contiguous()
 
 
 def _scale(given: dict[str, Any], names: dict[str, str]) -> float | None:
     """Return the factor of the scores; None if the call had none."""
-    scale = given.get("softmax_scale")
-    if scale is None:
+    if (scale := given.get("softmax_scale")) is None:
         return None
-    if not isinstance(scale, float | int) or scale <= 0:
-        raise ValueError(f"{names['softmax_scale']} is {scale}: give a number above 0, or leave it out for K**-0.5")
+    said = f"{names['softmax_scale']} is {scale}"
+    _require(isinstance(scale, float | int) and scale > 0, said, "give a number above 0, or leave it out for K**-0.5")
     return float(scale)
 
 
-def _window(given: dict[str, Any], names: dict[str, str], requests: tuple[Request, ...]) -> int | None:
-    """Return the most keys that a query sees; None if there is no limit. Queries must be causal."""
+def _mask(given: dict[str, Any], names: dict[str, str], requests: tuple[Request, ...]) -> str:
+    """Return the axis mask of the call, `none` or a window. Queries must be causal."""
     window = given.get("window_size", (-1, -1))
     is_pair = isinstance(window, tuple | list) and [type(each) for each in window] == [int, int]
-    if not is_pair:
-        raise ValueError(f"{names['window_size']} is {window}: give two whole numbers (left, right), -1 for no limit")
-    left, right = window
-    if given.get("causal", True) is not True and right != 0 and any(each.new > 1 for each in requests):
-        why = "a check of a batch is causal, and some requests have several query tokens"
-        raise ValueError(f"{names['causal']} is {given['causal']}: {why}; give True, or capture decodes")
-    return None if left < 0 else left + 1
+    said = f"{names.get('window_size')} is {window}"
+    _require(is_pair, said, "give two whole numbers (left, right), -1 for no limit")
+    is_causal = given.get("causal", True) is True or window[1] == 0 or all(each.new <= 1 for each in requests)
+    why = f"{names.get('causal')} is {given.get('causal')}, and a check of several query tokens of a request is causal"
+    _require(is_causal, why, "give True, or capture decodes")
+    return "none" if window[0] < 0 else f"sliding_window({window[0] + 1})"
