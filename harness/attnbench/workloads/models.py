@@ -143,16 +143,16 @@ def _of_requests(model: Model, layer: Layer, axes: Mapping[str, Any]) -> Workloa
     """
     rules = {"is an encoder": model.kind == "encoder", "has a softcap": layer.softcap, "has chunks": layer.chunk}
     rules["has a mask of its own"] = "mask" in layer.axes
-    refused = [words for words, is_there in rules.items() if is_there]
+    refusal = f"{model.name} cannot have a batch of requests: "
+    way_out = "; leave out batch and page_size, or choose another model (attnbench list models)"
+    if refused := [words for words, is_there in rules.items() if is_there]:
+        raise ValueError(f"{refusal}a batch is causal, with a window at most, and this model {refused[0]}{way_out}")
     try:
-        if refused:
-            raise ValueError(f"a batch is causal, with a window at most, and this model {refused[0]}")
         plain = make({"mask": "none", **axes})
         window = f"sliding_window({layer.window})" if 0 < layer.window < plain.longest else "none"
         return make({"mask": window, **axes})
     except ValueError as error:
-        way_out = "leave out batch and page_size, or choose another model (attnbench list models)"
-        raise ValueError(f"{model.name} cannot have a batch of requests: {error}; {way_out}") from None
+        raise ValueError(f"{refusal}{error}{way_out}") from None
 
 
 def _mask(layer: Layer, query_len: int, key_len: int) -> str:
