@@ -150,6 +150,62 @@ def test_a_function_may_take_one_scale_for_a_tensor(name: str | None) -> None:
     assert found.grade is (CheckVerdict.wrong if name else CheckVerdict.right)
 
 
+@pytest.mark.parametrize(
+    ("kept", "workload", "words"),
+    [
+        ("scale", MIXED, "another scale of the scores"),
+        ("cache", EIGHT_BITS, "another scale of the cache"),
+        ("window", WINDOWED, "another window"),
+        ("", MIXED, ""),
+        ("", EIGHT_BITS, ""),
+        ("", WINDOWED, ""),
+    ],
+)
+def test_a_plan_that_keeps_a_setting_of_an_earlier_call_is_named(kept: str, workload: Workload, words: str) -> None:
+    plans: dict[object, dict[str, object]] = {}
+
+    def attention(
+        query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q, softmax_scale, window_size, k_scale, v_scale
+    ):
+        scales = (k_scale, v_scale) if k_scale is None else (k_scale.clone(), v_scale.clone())
+        now = {"scale": softmax_scale, "window": window_size, "cache": scales}
+        used = now | {name: value for name, value in plans.setdefault(query.shape, now).items() if name == kept}
+        left = used["window"][0]
+        query = query * (used["scale"] * query.shape[-1] ** 0.5)
+        cache = [pool.float() for pool in (key_cache, value_cache)]
+        if k_scale is not None:
+            cache = [pool * scale[:, None] for pool, scale in zip(cache, used["cache"], strict=True)]
+
+        def weights(given: Tensor, scores: Tensor, request: int) -> Tensor:
+            num_rows, num_keys = scores.shape[-2:]
+            first = num_keys - num_rows + torch.arange(num_rows)[:, None] - (left if left >= 0 else num_keys)
+            return scores.masked_fill(torch.arange(num_keys) < first, -math.inf).softmax(dim=-1)
+
+        return attend(query, tuple(cache), block_table, seq_lens, cu_seqlens_q, weights=weights)
+
+    found = judged(from_function(attention, "attention"), workload)
+    assert found.grade is (CheckVerdict.wrong if kept else CheckVerdict.right), found.diagnosis
+    assert words in " ".join(each.found for each in found.broken_rules)
+
+
+def test_longer_requests_that_a_function_does_not_support_are_no_note() -> None:
+    def attention(query, key, value, is_causal=False):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+    found = judged(from_function(attention, "attention"), Workload(batch="2q5", page_size=16, **SIZES))
+    assert not {"neighbours", "another batch"} & {rule.rule for rule in found.notes}
+    assert found.grade is CheckVerdict.right
+
+
+def test_an_answer_that_depends_on_the_order_of_requests_is_noted() -> None:
+    def weights(given: Tensor, scores: Tensor, request: int) -> Tensor:
+        return given * (1 + 1e-7 * (request > 1 and scores.shape[-1] == 607))  # the keys of the first two requests
+
+    found = judged(paged(wide=lambda _: torch.float64, weights=weights), MIXED)
+    notes = {rule.rule: rule.found for rule in found.notes}
+    assert "in reverse order the requests" in notes["neighbours"]
+
+
 def test_a_shared_page_that_one_request_reads_is_named() -> None:
     found = judged(paged(weights=alone), SHARED)
     assert "shared_page_of_one" in found.mistakes, found.diagnosis

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from attnbench.case import bind, draw_normal, place
 from attnbench.checking.reference import Reference
-from attnbench.checking.rules import ANOTHER_BATCH, NEIGHBOURS, POOLS, USUAL, Candidate, Outcome, rule
+from attnbench.checking.rules import ANOTHER_BATCH, NEIGHBOURS, OTHER_SETTINGS, POOLS, USUAL, Candidate, Outcome, rule
 from attnbench.contract.pages import MOVED, STRIDED
-from attnbench.workloads.batch import Request, written
+from attnbench.workloads.batch import SAME, Request, written
 from attnbench.workloads.workload import Workload
 
 MORE_KEYS = 600
@@ -49,6 +49,35 @@ def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
     yield found and f"after a call of the same requests in another order, {found}: {kept}"
 
 
+@rule(OTHER_SETTINGS, *USUAL)
+def _other_settings(candidate: Candidate) -> Iterator[Outcome]:
+    """Check that a call is right if the calls before it, of the same batch, had another scale, window or cache scales.
+
+    Plans that are made once for all layers keep such numbers. A setting that the function does not take is left out.
+    """
+    workload, seed = candidate.workload, candidate.normal.seed
+    if workload.cache is None or candidate.off(candidate.usual_output, candidate.normal):
+        return
+    changes: dict[str, dict[str, object]] = {"scale of the scores": {"scale": workload.score_scale / 2}}
+    if workload.cache_dtype != SAME:
+        changes["scale of the cache"] = {"seed": workload.seed + 1}  # it decides the scales of keys and values
+    if workload.window:
+        changes["window"] = {"mask": f"sliding_window({workload.window // 2 + 1})"}
+    for words, change in changes.items():
+        other = msgspec.structs.replace(workload, **change)
+        if candidate.caller.unsupported(other):
+            continue
+        reference = Reference(other, draw_normal(other, seed), seed, has_gradients=False)
+        call = candidate.new_call(reference)
+        try:
+            found = candidate.off(candidate.output(call), reference)
+        except Exception as error:
+            if type(error).__name__ != NotImplementedError.__name__:
+                raise
+            continue
+        yield found and f"after calls of the same batch with another {words}, {found}: is it kept in a plan?"
+
+
 @rule(POOLS, *USUAL, may_refuse=True)
 def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     """Check that pools that are views of one buffer, in which key and value pages alternate, give the same answer."""
@@ -60,7 +89,7 @@ def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(NEIGHBOURS, *USUAL, is_noted=True)
 def _neighbours(candidate: Candidate) -> Iterator[Outcome]:
-    """Check that the output for a request has the same bits alone as in a batch.
+    """Check that the output for a request has the same bits alone, and in reverse order, as in a batch.
 
     The rule applies only if these bits do not depend on where the pages are in the pool.
     """
@@ -89,3 +118,15 @@ def _neighbours(candidate: Candidate) -> Iterator[Outcome]:
         alone = answer(msgspec.structs.replace(whole, batch=batch, shared_prefix=0), {**tensors, **own})
         apart = float((alone.double() - beside[:, :, queries].double()).abs().max())
         yield f"the request {batch} alone is {apart:.2g} apart from the same request in {whole.batch}" * bool(apart)
+    parts = {"query": news, "key": totals, "value": totals}
+    turned = {name: _turned(tensors[name], sizes) for name, sizes in parts.items()}
+    reverse = msgspec.structs.replace(whole, batch=written(requests[::-1]))
+    if not whole.shared_prefix:
+        again = _turned(answer(reverse, {**tensors, **turned}), news[::-1])
+        apart = float((again.double() - beside.double()).abs().max())
+        yield f"in reverse order the requests of {whole.batch} are {apart:.2g} apart" * bool(apart)
+
+
+def _turned(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a tensor (1, H, tokens, width) with its requests, of `sizes` tokens each, in reverse order."""
+    return torch.cat(tensor.split([*sizes], dim=2)[::-1], dim=2)

@@ -89,12 +89,14 @@ HIDING = ("scope", "direction", "hides")
 """Properties of a workload, by name, on which the results of many rules depend. Some, such as "half", are not fields of
 a workload; `_values` computes them."""
 ANOTHER_BATCH, POOLS, NEIGHBOURS = "another batch", "pools in memory", "neighbours"
+OTHER_SETTINGS = "other settings"
 RULES_OF_BATCHES = {
     "right when short",
     "without gradients",
     OUTPUTS_APART,
     REPEATABLE,
     ANOTHER_BATCH,
+    OTHER_SETTINGS,
     POOLS,
     NEIGHBOURS,
 }
@@ -1021,6 +1023,8 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         refusal = error
     if refusal is not None:
-        is_refused = may_refuse or type(refusal).__name__ == NotImplementedError.__name__
-        return violated(found=words(refusal), is_noted=is_noted or is_refused)
+        is_unsupported = type(refusal).__name__ == NotImplementedError.__name__
+        if is_unsupported and name in {ANOTHER_BATCH, NEIGHBOURS}:
+            return None  # these rules use longer requests, which it need not support
+        return violated(found=words(refusal), is_noted=is_noted or may_refuse or is_unsupported)
     return RuleResult(rule=name, holds=True, found="", is_noted=is_noted) if is_tried else None
