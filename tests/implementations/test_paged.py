@@ -19,11 +19,14 @@ from attnbench.contract import Implementation, device
 from attnbench.contract.loading import implementation, named
 from attnbench.implementations import flashinfer_paged
 from attnbench.storage.records import CheckVerdict
+from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 from tests.checks import references
 from tests.signatures import versions
 
 VARLEN = "torch.nn.attention.varlen.varlen_attn"
+PRESETS = sweep.workloads(sweep.load("serving"), {}, ("cpu",))
+"""The usual batches of a service, as the sweep has them: decode, chunked prefill, speculative verify, mixed."""
 MIXED = Workload(batch="2q9_q5kv40_q1kv48_q1kv33", page_size=16, num_heads=4, num_kv_heads=2, head_dim=16)
 
 
@@ -155,6 +158,22 @@ def agree_on_pages(name: str, asked: Workload, words: str, monkeypatch: pytest.M
 
 def test_without_cuda_it_says_so() -> None:
     assert "only on CUDA" in str(named("torch_varlen_paged").unsupported(MIXED))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda each: each.batch)
+@pytest.mark.parametrize("name", ["paged_gather", "paged_loop"])
+def test_batches_of_the_sweep_serving_agree_with_the_oracle(name: str, preset: Workload) -> None:
+    judged = check(references(preset, is_brief=True), implementation(name))
+    assert judged.grade is CheckVerdict.right, judged.diagnosis
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(device("cpu").missing_compiler() is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda each: each.batch)
+def test_flex_attention_agrees_on_batches_of_the_sweep_serving(preset: Workload) -> None:
+    judged = check(references(preset, is_brief=True), implementation("flex_paged"))
+    assert judged.grade is CheckVerdict.right, judged.diagnosis
 
 
 @pytest.mark.long
