@@ -169,7 +169,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Build the wheel and the source distribution, and check them as an index would."""
-    session.install("build", "twine")
+    session.install("-c", "constraints.txt", "build", "twine")
     shutil.rmtree("build/dist", ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", "build/dist")
     session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("build/dist").glob("*")))
@@ -177,12 +177,18 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def stranger(session: nox.Session) -> None:
-    """Install the wheel in an empty environment, use it as the README says, and remove it."""
-    session.install("build")
-    wheels = Path(session.create_tmp())
-    shutil.rmtree(wheels, ignore_errors=True)
-    session.run("python", "-m", "build", "--wheel", "--outdir", str(wheels), silent=True)
-    (wheel,) = wheels.glob("*.whl")
+    """Install the wheel of `nox -s package` in an empty environment, use it as the README says, and remove it.
+
+    If there is no such wheel, one is built. Dependencies come from the environment of `nox -s tests`, if it exists.
+    """
+    wheels = [*Path("build/dist").glob("*.whl")]
+    if len(wheels) != 1:
+        session.install("-c", "constraints.txt", "build")
+        folder = Path(session.create_tmp())
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), silent=True)
+        wheels = [*folder.glob("*.whl")]
+    (wheel,) = wheels
     here = Path(session.virtualenv.location)  # packages of the session `tests` are used, if it has an environment
     found = here.with_name("tests").glob("lib/python*/site-packages")
     packages = [path for path in found if (here / path.relative_to(here.with_name("tests"))).exists()]
@@ -193,13 +199,14 @@ def stranger(session: nox.Session) -> None:
 def newest(session: nox.Session) -> None:
     """Run the tests with the newest version of each package, and list the versions: renew results/gallery/newest.md.
 
-    Only torch has the version of constraints.txt, since newer releases may bring gigabytes for GPUs on Linux. To use
+    The list is written only if all tests pass. Only torch has the version of constraints.txt, since newer releases may bring gigabytes for GPUs on Linux. To use
     another torch, set ATTNBENCH_TORCH to its requirement, such as torch==2.15.0.
     """
     torch = os.environ.get("ATTNBENCH_TORCH", "torch==" + constrained("torch"))
-    session.install("--no-compile", "--upgrade", torch, "-e", ".[all]", *nox.project.dependency_groups(GROUPS, "test"))
-    session.run("python", "-m", "tools.versions", "--to", str(RESULTS / "gallery" / "newest.md"))
+    newer = ("--upgrade", "--upgrade-strategy", "eager")
+    session.install("--no-compile", *newer, torch, "-e", ".[all]", *nox.project.dependency_groups(GROUPS, "test"))
     session.run("python", "-m", "pytest", *(session.posargs or IN_PARALLEL), env=ONE_THREAD)
+    session.run("python", "-m", "tools.versions", "--to", str(RESULTS / "gallery" / "newest.md"))
 
 
 def constrained(package: str) -> str:

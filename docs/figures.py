@@ -47,7 +47,7 @@ OTHERS = {
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "places/places.md": "all tests on other instruction sets, at other addresses, and in other surroundings",
-    "newest.md": "the newest versions with which all tests were run",
+    "newest.md": "the newest versions with which the tests passed",
     "first_answer/first_answer.md": "how soon a check answers",
     "serving/pages.png": "a batch of requests in the pages of a pool",
     "memory/growth.png": "growth of memory with length, and the length at which a limit is reached",

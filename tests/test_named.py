@@ -9,7 +9,7 @@ import typer
 from attnbench.cli import app
 from attnbench.workloads import models
 from attnbench.workloads.masks import masks
-from attnbench.workloads.sweep import AXES
+from attnbench.workloads.sweep import AXES, Sweep
 
 ROOT = Path(__file__).parents[1]
 PATTERNS = ("*.md", "*.y*ml", "docs/**/*.md", ".github/**/*.*", "examples/**/*.y*ml", "results/gallery/**/*.md")
@@ -110,3 +110,10 @@ def test_a_name_that_does_not_exist_is_found(text, found):
 def test_an_option_that_does_not_exist_is_found():
     text = "`--budget 3` and `--salvaged`; `python -m studies.gpu --out DIR --rehearsed`; `pip --no-deps`"
     assert [found.rpartition(" ")[2] for found in options_not_there(text)] == ["--salvaged", "--rehearsed"]
+
+
+def test_contributing_names_every_key_of_a_sweep():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"Other keys: .*?The default of `budget_s`", text, re.DOTALL)
+    named = {name for name in re.findall(r"`([a-z_]+)`", sentence)}
+    assert named == set(Sweep.__struct_fields__) - {"summary", "grid"}
