@@ -199,7 +199,9 @@ def stranger(session: nox.Session) -> None:
 def newest(session: nox.Session) -> None:
     """Run the tests with the newest version of each package, and list the versions: renew results/gallery/newest.md.
 
-    The list is written only if all tests pass. Only torch has the version of constraints.txt, since newer releases may bring gigabytes for GPUs on Linux. To use
+    The list is written only if all tests pass.
+
+    Only torch has the version of constraints.txt, since newer releases may bring gigabytes for GPUs on Linux. To use
     another torch, set ATTNBENCH_TORCH to its requirement, such as torch==2.15.0.
     """
     torch = os.environ.get("ATTNBENCH_TORCH", "torch==" + constrained("torch"))

@@ -115,5 +115,5 @@ def test_an_option_that_does_not_exist_is_found():
 def test_contributing_names_every_key_of_a_sweep():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"Other keys: .*?The default of `budget_s`", text, re.DOTALL)
-    named = {name for name in re.findall(r"`([a-z_]+)`", sentence)}
+    named = set(re.findall(r"`([a-z_]+)`", sentence))
     assert named == set(Sweep.__struct_fields__) - {"summary", "grid"}

@@ -32,6 +32,15 @@ def test_the_table_of_versions_has_what_the_project_asks_for():
     assert all(versions.pinned()[name] for name in versions.asked())
 
 
+def test_the_versions_that_were_tried_have_the_oldest_and_the_newest_python():
+    rows = [line.strip("| ").split(" | ") for line in versions.tried().splitlines()[2:]]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = sorted(re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"])), key=lambda each: int(each[2:]))
+    assert {named[0], named[-1]} <= {".".join(python.split(".")[:2]) for _, python, *_ in rows}
+    assert any(torch.startswith(versions.pinned()["torch"]) for _, _, torch, *_ in rows)
+    assert [day for day, *_ in rows] == sorted((day for day, *_ in rows), reverse=True)
+
+
 def test_every_action_is_pinned_by_a_hash_and_says_its_version():
     files = [*(ROOT / ".github").rglob("*.yml"), ROOT / "action.yml", *(ROOT / "examples" / "ci").glob("*.yml")]
     used = [line.strip() for file in files for line in file.read_text().splitlines() if "uses: " in line]

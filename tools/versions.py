@@ -1,7 +1,7 @@
-"""Print a table of the installed versions, next to those of constraints.txt: `python -m tools.versions`.
+"""Print the versions that were tried, and those that are installed here: `python -m tools.versions`.
 
-The table has a row for Python, and for each installed package that pyproject.toml requires. `--to FILE` also writes it
-to a file.
+The first table is tools/tried.toml. The second has a row for Python, and for each installed package that pyproject.toml
+requires, next to the version of constraints.txt. `--to FILE` writes the second to a file.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import tomllib
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -49,14 +50,22 @@ def table() -> str:
     return "\n".join([title, *lines, ""])
 
 
+def tried() -> str:
+    """Build the table of the versions that were tried, newest first: Python, torch, where, what and when."""
+    rows = tomllib.loads((ROOT / "tools" / "tried.toml").read_text(encoding="utf-8"))["tried"]
+    heads = ("day", "python", "torch", "where", "what")
+    lines = [heads, ["---"] * len(heads), *map(itemgetter(*heads), rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def main() -> None:
-    """Print the page, and write it to the file of --to, if given."""
+    """Print both tables, and write the second to the file of --to, if given."""
     parser = argparse.ArgumentParser(description="List the versions that are installed here.")
     parser.add_argument("--to", type=Path)
     given = parser.parse_args()
     if given.to:
         given.to.write_text(table(), encoding="utf-8")
-    sys.stdout.write(table())
+    sys.stdout.write(f"{tried()}\n{table()}")
 
 
 if __name__ == "__main__":

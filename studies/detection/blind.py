@@ -9,8 +9,8 @@ Functions from m601 on read a paged cache; their author also knew docs/serving.m
 from m801 on ports of models, and from m901 on taken from public reports. Functions from m1001, m1101 and m1201 on are
 again kernels, ports and reports, but their authors could not run them. The authors from m701 on also knew README,
 docs/guide.md and docs/adapters.md. Functions from m1301 on read a paged cache again; their author knew README and
-docs/serving.md, and did not compare them with a loop. m565 was first counted as right, but its gradients are NaN where those of
-scaled_dot_product_attention are finite. Rerun the command to resume.
+docs/serving.md, and did not compare them with a loop. m565 was first counted as right, but its gradients are NaN where
+those of scaled_dot_product_attention are finite. Rerun the command to resume.
 """
 
 import csv
